@@ -1,0 +1,101 @@
+# lily. `make` lists the targets. Options: BUILD=build/dir CC=clang SAN=address,undefined
+BUILD     ?= build/release
+REFERENCE ?= ../shared
+CC        ?= cc
+SAN       ?=
+OS        := $(shell uname -s)
+ARCH      := $(shell uname -m)
+PYTHON    := .venv/bin/python
+STANDIN   := models/mini
+
+WARN   := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Wmissing-prototypes -Werror
+CFLAGS := -std=c11 -D_GNU_SOURCE -O3 -g $(WARN) -fvisibility=hidden -Iinclude -Isrc
+ifneq ($(SAN),)
+CFLAGS += -O1 -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all
+endif
+
+# Libraries: the core needs the first four, linked statically; the full program the others too.
+CORE_LIBS := jansson libpcre2-8 libutf8proc libcrypto
+FULL_LIBS := libmicrohttpd libedit
+LIBS      := $(CORE_LIBS) $(FULL_LIBS)
+CFLAGS    += $(shell pkg-config --cflags $(LIBS) 2>/dev/null)
+LDLIBS    := $(shell pkg-config --libs $(LIBS) 2>/dev/null) -lpthread -lm -ldl
+STATIC    := $(foreach l,jansson pcre2-8 utf8proc crypto,-l:lib$(l).a)
+
+SRC_CORE := $(wildcard src/base/*.c src/model/*.c src/model/shapes/*.c src/ckpt/*.c src/text/*.c \
+              src/engine/*.c src/backend/*.c src/backend/ref/*.c src/backend/cpu/*.c \
+              src/backend/cpu/kernels/*.c)
+SRC_FULL := $(SRC_CORE) $(wildcard src/serve/*.c src/cli/*.c)
+SRC_FULL := $(filter-out src/cli/core_main.c,$(SRC_FULL))
+SRC_LIB  := $(filter-out src/cli/main.c,$(SRC_FULL))
+# The core program: engine and the commands that need no network and no terminal.
+SRC_CORE += src/cli/core_main.c $(filter-out src/cli/main.c src/cli/core_main.c src/cli/chat.c src/cli/serve.c,$(wildcard src/cli/*.c))
+# Kernels for an instruction set this machine's compiler does not target are left out.
+ifeq ($(filter x86_64 amd64,$(ARCH)),)
+FOREIGN := %_avx2.c %_avx512.c
+endif
+ifeq ($(filter aarch64 arm64,$(ARCH)),)
+FOREIGN += %_neon.c
+endif
+OBJ  = $(patsubst %,$(BUILD)/%.o,$(filter-out $(FOREIGN),$(1)))
+EMBED := $(if $(wildcard $(STANDIN)/model.safetensors),$(BUILD)/src/ckpt/embedded.S.o)
+CFLAGS += $(if $(EMBED),-DLILY_EMBEDDED_STANDIN)
+
+UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c))
+FUZZ  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+
+.PHONY: help deps all core demo test unit e2e check format fuzz clean
+help:
+	@echo "make demo   install what is missing, build, answer a prompt with the embedded stand-in"
+	@echo "make test   install what is missing, build, run all tests"
+	@echo "make all    build $(BUILD)/lily"
+	@echo "make core   build $(BUILD)/lily-core: engine, bench and eval, libraries linked in"
+	@echo "make check  format, warnings with gcc and clang, static analysis, layers, sanitizers, fuzzers"
+	@echo "make format apply clang-format        make deps  install what is missing      make clean"
+
+deps:
+	@tools/deps.sh
+all: $(BUILD)/lily
+core: $(BUILD)/lily-core
+demo: deps
+	@$(MAKE) --no-print-directory all
+	@tools/demo.sh $(BUILD)/lily
+test: deps
+	@$(MAKE) --no-print-directory all unit e2e
+unit: $(UNIT)
+	@REFERENCE=$(REFERENCE) tests/run_unit.sh $(UNIT)
+e2e: $(BUILD)/lily $(BUILD)/lily-core
+	@$(PYTHON) -m pytest -q tests/e2e --lily=$(BUILD)/lily --reference=$(REFERENCE)
+check:
+	@tools/check.sh
+fuzz: $(FUZZ)
+	@tests/fuzz/run.sh $(FUZZ)
+format:
+	clang-format -i $$(git ls-files '*.c' '*.h')
+clean:
+	rm -rf build
+
+$(BUILD)/lily: $(call OBJ,src/cli/main.c) $(BUILD)/liblily.a
+	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+$(BUILD)/liblily.a: $(call OBJ,$(SRC_LIB)) $(EMBED)
+	@rm -f $@
+	ar rcs $@ $^
+$(BUILD)/lily-core: $(call OBJ,$(SRC_CORE)) $(EMBED)
+	$(CC) $(CFLAGS) -o $@ $^ $(if $(filter Linux,$(OS)),$(STATIC),$(LDLIBS)) -lpthread -lm -ldl
+$(BUILD)/tests/%: $(BUILD)/tests/unit/%.c.o $(BUILD)/liblily.a
+	$(CC) $(CFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
+# Fuzzers need clang and their own build: make CC=clang SAN=fuzzer-no-link,address BUILD=build/fuzz fuzz
+$(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.c.o $(BUILD)/liblily.a
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
+
+$(BUILD)/src/backend/cpu/kernels/%_avx2.c.o: CFLAGS += -mavx2 -mfma -mf16c
+$(BUILD)/src/backend/cpu/kernels/%_avx512.c.o: CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c
+$(BUILD)/%.c.o: %.c Makefile
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+$(BUILD)/src/ckpt/embedded.S.o: src/ckpt/embedded.S $(wildcard $(STANDIN)/*)
+	@mkdir -p $(@D)
+	$(CC) -DSTANDIN='"$(STANDIN)"' -c -o $@ $<
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

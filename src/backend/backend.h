@@ -1,0 +1,115 @@
+/* The seam between engine and hardware: a step, not an op. Each backend orders and fuses its own
+ * operations; the engine hands over tokens and gets logits or sampled tokens back.
+ *
+ * One model is opened once per process and shared by its sessions. Calls on one model are made by
+ * one thread at a time (the engine's worker); a backend spreads each step over its own threads.
+ * Nothing here allocates after session_new except where a function says so. */
+#ifndef LILY_BACKEND_BACKEND_H
+#define LILY_BACKEND_BACKEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "model/stages.h"
+#include "model/weights.h"
+
+struct backend_model;   /* weights as the device wants them, scratch memory, threads */
+struct backend_session; /* one sequence: KV cache, recurrent and convolution state, position */
+
+/* Recurrent chunks and state checkpoints lie on this absolute grid of positions. */
+enum { BACKEND_GRID = 64 };
+
+struct backend_options {
+    int32_t threads;      /* CPU threads, 0: one per physical core */
+    int32_t max_sessions; /* sessions open at once */
+    int32_t max_context;  /* tokens of the largest session */
+    /* When set, receives every stage's output rows (tests; slow). layer is -1 outside layers. */
+    void (*trace)(void *arg, enum stage stage, int32_t layer, int32_t pos, const float *row,
+                  int32_t n);
+    void *trace_arg;
+};
+
+struct backend_probe {
+    bool usable;
+    char device[128]; /* "AMD EPYC, 2 threads, AVX-512 VNNI" */
+    char reason[256]; /* why it is usable or not, for `lily doctor` */
+};
+
+/* A prefill call advances by one chunk (or less) so that the caller can cancel in between. */
+struct prefill_step {
+    const int32_t *ids; /* [n] tokens that follow the session's position */
+    int32_t n;
+    float *logits; /* NULL, or [V]: logits after the last token, written when the call reaches it */
+    float *all_logits; /* NULL, or [n, V]: logits after every token of this call (evaluation) */
+    int32_t done;      /* out: tokens consumed, 1..n */
+};
+
+/* One row of a decode step. Slots of one submit are distinct sessions. */
+struct decode_slot {
+    struct backend_session *session;
+    int32_t token; /* to append; -1: the token this slot's previous step sampled on the device */
+    float *logits; /* NULL, or [V] on the host: where decode_wait leaves this step's logits */
+};
+
+struct decode_result {
+    int32_t token; /* sampled on the device; -1 where the host samples from logits */
+};
+
+struct backend_stats {
+    uint64_t weight_bytes;  /* resident weights */
+    uint64_t session_bytes; /* of one session at max_context */
+    uint64_t scratch_bytes;
+    uint64_t bytes_per_token;    /* weights and state read per decoded token at depth 0 */
+    uint64_t kv_bytes_per_depth; /* read per decoded token for each token of depth */
+    char kernels[64];            /* which kernels were chosen: "avx512-vnni" */
+};
+
+struct backend {
+    const char *name; /* "ref", "cpu", "cuda", "metal" */
+
+    void (*probe)(struct backend_probe *out);
+
+    /* w outlives the model. A memory preflight refuses with need, limit and remedy. */
+    int (*open)(const struct weights *w, const struct backend_options *options,
+                struct backend_model **out, lily_err *err);
+    void (*close)(struct backend_model *m);
+
+    /* A session of at most context tokens, at position 0. Allocates all it will ever need. */
+    int (*session_new)(struct backend_model *m, int32_t context, struct backend_session **out,
+                       lily_err *err);
+    void (*session_free)(struct backend_session *s);
+    int32_t (*position)(const struct backend_session *s); /* tokens consumed so far */
+    void (*reset)(struct backend_session *s);             /* back to position 0, state zeroed */
+
+    int (*prefill)(struct backend_session *s, struct prefill_step *step, lily_err *err);
+
+    /* Up to two steps may be in flight where the backend says so; wait returns the oldest. */
+    int (*decode_submit)(struct backend_model *m, const struct decode_slot *slots, int32_t n,
+                         lily_err *err);
+    int (*decode_wait)(struct backend_model *m, struct decode_result *results, int32_t n,
+                       lily_err *err);
+
+    /* Recurrent and convolution state at the current position: the part that cannot be truncated.
+     * restore sets the position to pos, at most the tokens whose KV the session holds. */
+    size_t (*state_bytes)(const struct backend_model *m);
+    int (*state_save)(struct backend_session *s, void *out, lily_err *err);
+    int (*state_restore)(struct backend_session *s, const void *in, int32_t pos, lily_err *err);
+
+    /* KV rows of positions [from, from + n), in the layout named by kv_layout. */
+    size_t (*kv_bytes)(const struct backend_model *m, int32_t n);
+    int (*kv_export)(struct backend_session *s, int32_t from, int32_t n, void *out, lily_err *err);
+    int (*kv_import)(struct backend_session *s, int32_t from, int32_t n, const void *in,
+                     lily_err *err);
+
+    void (*stats)(const struct backend_model *m, struct backend_stats *out);
+};
+
+extern const struct backend backend_ref;
+extern const struct backend backend_cpu;
+
+/* All backends of this build in order of preference, ended by NULL; ref comes last. */
+extern const struct backend *const backend_all[];
+
+#endif

@@ -1,0 +1,3 @@
+#include "backend/backend.h"
+
+const struct backend *const backend_all[] = {&backend_cpu, &backend_ref, NULL};

@@ -1,0 +1,205 @@
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int fail(lily_err *err, const char *path, const char *verb) {
+    int e = errno;
+    return ERR(err, err_from_errno(e), "%s: cannot %s: %s", path, verb, strerror(e));
+}
+
+/* Opens a regular file for reading and tells its size; returns the descriptor or a negative code.
+ */
+static int open_regular(const char *path, size_t *size, lily_err *err) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return fail(err, path, "open");
+    struct stat st;
+    if (fstat(fd, &st) != 0) {
+        int rc = fail(err, path, "stat");
+        close(fd);
+        return rc;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(fd);
+        return ERR(err, LILY_EINVAL, "%s: not a regular file; give a file's path", path);
+    }
+    *size = (size_t)st.st_size;
+    return fd;
+}
+
+int file_map_open(const char *path, struct file_map *out, lily_err *err) {
+    size_t size = 0;
+    int fd = open_regular(path, &size, err);
+    if (fd < 0) return fd;
+    *out = (struct file_map){0};
+    if (size > 0) {
+        void *data = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+        if (data == MAP_FAILED) {
+            int rc = fail(err, path, "map");
+            close(fd);
+            return rc;
+        }
+        *out = (struct file_map){.data = data, .size = size, .mapped = true};
+    }
+    close(fd);
+    return 0;
+}
+
+void file_unmap(struct file_map *map) {
+    if (map->mapped) munmap((void *)(uintptr_t)map->data, map->size);
+    *map = (struct file_map){0};
+}
+
+void file_map_will_need(const struct file_map *map) {
+    /* Advice only: failure changes nothing but speed. */
+    if (map->mapped) madvise((void *)(uintptr_t)map->data, map->size, MADV_WILLNEED);
+}
+
+int file_read(const char *path, size_t limit, char **data, size_t *size, lily_err *err) {
+    size_t n = 0;
+    int fd = open_regular(path, &n, err);
+    if (fd < 0) return fd;
+    if (n > limit) {
+        close(fd);
+        return ERR(err, LILY_EFORMAT, "%s: %zu bytes, expected at most %zu", path, n, limit);
+    }
+    char *bytes = malloc(n + 1);
+    if (!bytes) {
+        close(fd);
+        return ERR_NOMEM(err, path);
+    }
+    size_t got = 0;
+    while (got < n) {
+        ssize_t r = read(fd, bytes + got, n - got);
+        if (r < 0 && errno == EINTR) continue;
+        if (r <= 0) break;
+        got += (size_t)r;
+    }
+    close(fd);
+    if (got != n) {
+        free(bytes);
+        return ERR(err, LILY_EIO, "%s: read %zu bytes, expected %zu; is it being written?", path,
+                   got, n);
+    }
+    bytes[n] = 0;
+    *data = bytes;
+    *size = n;
+    return 0;
+}
+
+bool file_exists(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+bool file_is_dir(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+struct file_writer {
+    int fd;
+    uint64_t offset;
+    char *path; /* final name */
+    char *temp; /* name while writing */
+};
+
+static void writer_free(struct file_writer *w) {
+    if (w->fd >= 0) close(w->fd);
+    free(w->path);
+    free(w->temp);
+    free(w);
+}
+
+int file_writer_open(const char *path, struct file_writer **out, lily_err *err) {
+    struct file_writer *w = calloc(1, sizeof *w);
+    if (!w) return ERR_NOMEM(err, path);
+    w->fd = -1;
+    size_t room = strlen(path) + sizeof ".part-XXXXXX";
+    w->path = strdup(path);
+    w->temp = malloc(room);
+    if (!w->path || !w->temp) {
+        writer_free(w);
+        return ERR_NOMEM(err, path);
+    }
+    snprintf(w->temp, room, "%s.part-XXXXXX", path);
+    w->fd = mkstemp(w->temp);
+    if (w->fd < 0) {
+        int rc = fail(err, path, "create");
+        writer_free(w);
+        return rc;
+    }
+    *out = w;
+    return 0;
+}
+
+int file_writer_write_at(struct file_writer *w, uint64_t offset, const void *bytes, size_t n,
+                         lily_err *err) {
+    const char *p = bytes;
+    while (n > 0) {
+        ssize_t r = pwrite(w->fd, p, n, (off_t)offset);
+        if (r < 0 && errno == EINTR) continue;
+        if (r < 0) return fail(err, w->path, "write");
+        p += r;
+        offset += (uint64_t)r;
+        n -= (size_t)r;
+    }
+    return 0;
+}
+
+int file_writer_write(struct file_writer *w, const void *bytes, size_t n, lily_err *err) {
+    int rc = file_writer_write_at(w, w->offset, bytes, n, err);
+    if (rc == 0) w->offset += n;
+    return rc;
+}
+
+uint64_t file_writer_offset(const struct file_writer *w) {
+    return w->offset;
+}
+
+/* Makes the rename itself durable; a folder that cannot be synced is not an error. */
+static void sync_folder(const char *path) {
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof folder, "%s", path);
+    char *slash = strrchr(folder, '/');
+    if (slash) {
+        slash[slash == folder] = 0;
+    } else {
+        memcpy(folder, ".", 2);
+    }
+    int fd = open(folder, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    (void)fsync(fd);
+    close(fd);
+}
+
+int file_writer_commit(struct file_writer *w, lily_err *err) {
+    /* mkstemp made the file private; a committed file is as readable as umask says. */
+    mode_t mask = umask(0);
+    umask(mask);
+    int rc = 0;
+    if (fchmod(w->fd, 0666 & ~mask) != 0 || fsync(w->fd) != 0) {
+        rc = fail(err, w->path, "finish");
+    } else if (rename(w->temp, w->path) != 0) {
+        rc = fail(err, w->path, "rename into place");
+    }
+    if (rc != 0) {
+        unlink(w->temp);
+    } else {
+        sync_folder(w->path);
+    }
+    writer_free(w);
+    return rc;
+}
+
+void file_writer_abort(struct file_writer *w) {
+    unlink(w->temp);
+    writer_free(w);
+}

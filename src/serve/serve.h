@@ -1,0 +1,29 @@
+/* The HTTP server: OpenAI's chat completions over one engine. */
+#ifndef LILY_SERVE_SERVE_H
+#define LILY_SERVE_SERVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lily.h"
+
+struct serve_options {
+    const char *host;          /* NULL: 127.0.0.1 */
+    uint16_t port;             /* 0: any free one, printed */
+    const char *model_alias;   /* NULL: the engine's model name; what /v1/models and replies show */
+    size_t max_body;           /* bytes of a request body; 0: 32 MiB */
+    int32_t max_queue;         /* requests waiting; 0: 64 */
+    int32_t max_connections;   /* 0: 256 */
+    int32_t idle_seconds;      /* a connection that sends nothing for so long is closed; 0: 60 */
+    int32_t keepalive_seconds; /* comment on a silent stream; 0: 5 */
+};
+
+/* Serves until serve_stop, SIGINT or SIGTERM; then lets running replies end within a token. The
+ * engine stays the caller's. ready (may be NULL) is called once with the port bound. */
+int serve_run(lily_engine *engine, const struct serve_options *options,
+              void (*ready)(void *arg, uint16_t port), void *arg, lily_err *err);
+
+/* Ends serve_run from a signal handler or another thread. */
+void serve_stop(void);
+
+#endif
