@@ -7,6 +7,8 @@ OS        := $(shell uname -s)
 ARCH      := $(shell uname -m)
 PYTHON    := .venv/bin/python
 STANDIN   := models/mini
+JOBS      := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
+FUZZ_SECONDS ?= 20
 
 WARN   := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Wmissing-prototypes -Werror
 CFLAGS := -std=c11 -D_GNU_SOURCE -O3 -g $(WARN) -fvisibility=hidden -Iinclude -Isrc
@@ -44,7 +46,7 @@ CFLAGS += $(if $(EMBED),-DLILY_EMBEDDED_STANDIN)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c))
 FUZZ  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 
-.PHONY: help deps all core demo test unit e2e check format fuzz clean
+.PHONY: help deps all core demo test tests unit e2e check format fuzz clean
 help:
 	@echo "make demo   install what is missing, build, answer a prompt with the embedded stand-in"
 	@echo "make test   install what is missing, build, run all tests"
@@ -54,14 +56,19 @@ help:
 	@echo "make format apply clang-format        make deps  install what is missing      make clean"
 
 deps:
-	@tools/deps.sh
+	@tools/deps.sh build test
 all: $(BUILD)/lily
 core: $(BUILD)/lily-core
-demo: deps
-	@$(MAKE) --no-print-directory all
+# A second make, since the libraries' flags are only known once they are installed.
+demo:
+	@tools/deps.sh build
+	@$(MAKE) --no-print-directory -j$(JOBS) all
 	@tools/demo.sh $(BUILD)/lily
 test: deps
-	@$(MAKE) --no-print-directory all unit e2e
+	@$(MAKE) --no-print-directory -j$(JOBS) all core tests
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory e2e
+tests: $(UNIT)
 unit: $(UNIT)
 	@REFERENCE=$(REFERENCE) tests/run_unit.sh $(UNIT)
 e2e: $(BUILD)/lily $(BUILD)/lily-core
@@ -69,7 +76,7 @@ e2e: $(BUILD)/lily $(BUILD)/lily-core
 check:
 	@tools/check.sh
 fuzz: $(FUZZ)
-	@tests/fuzz/run.sh $(FUZZ)
+	@tests/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ)
 format:
 	clang-format -i $$(git ls-files '*.c' '*.h')
 clean:
