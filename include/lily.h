@@ -7,9 +7,11 @@
  *     lily_engine_options options = {0};                // the embedded stand-in, best backend
  *     if (lily_engine_open(&options, &engine, &err)) die(err.msg);
  *     lily_session_new(engine, 0, &session, &err);
- *     lily_chat_prompt(engine, "[{\"role\":\"user\",\"content\":\"Hi\"}]", NULL, NULL, &prompt,
- * &err); lily_request request = {.prompt = prompt.ids, .n_prompt = prompt.n, .on_event =
- * print_event}; lily_generate(session, &request, &result, &err);
+ *     const char *messages = "[{\"role\":\"user\",\"content\":\"Hi\"}]";
+ *     lily_chat_prompt(engine, messages, NULL, NULL, &prompt, &err);
+ *     lily_request request = {.prompt = prompt.ids, .n_prompt = prompt.n, .in_think = true,
+ *                             .on_event = print_event};
+ *     lily_generate(session, &request, &result, &err);
  *
  * Two opaque types. An engine is a loaded checkpoint on a backend; a session is one sequence of
  * tokens with its state. The caller always hands over the full prompt; the session re-reads only
@@ -43,6 +45,7 @@ typedef struct lily_engine_options {
     int32_t context;           /* tokens a session may hold; 0: 32,768 or what fits */
     int32_t max_sessions;      /* 0: 1 */
     bool keep_bf16;            /* run an unquantised folder as it is (ref only) */
+    uint64_t state_bytes;      /* a session's recurrent states kept to resume from; 0: 384 MiB */
     lily_progress_fn progress; /* may be NULL */
     lily_log_fn log;           /* warnings and choices made, one line each; may be NULL */
     void *arg;                 /* for progress and log */
@@ -80,7 +83,10 @@ typedef struct lily_sampling {
     const float *bias;       /* [n_bias] added to the logits */
     int32_t n_bias;
 } lily_sampling;
+/* Which source wins is told in docs/sampling.md. Sets random_seed. */
 void lily_sampling_defaults(const lily_engine *e, bool thinking, lily_sampling *out);
+/* What lily_generate checks first: LILY_EINVAL names the field, what was found and its range. */
+int lily_sampling_check(const lily_engine *e, const lily_sampling *sampling, lily_err *err);
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
@@ -114,7 +120,8 @@ int lily_session_new(lily_engine *e, int32_t context, lily_session **out, lily_e
 void lily_session_free(lily_session *s);
 
 enum lily_event_kind {
-    LILY_EVENT_PREFILL,    /* done of total prompt tokens are read */
+    LILY_EVENT_PREFILL,    /* done of total prompt tokens are read: at the start (those cached) and
+                              after each chunk */
     LILY_EVENT_REASONING,  /* text: a piece of the think block */
     LILY_EVENT_CONTENT,    /* text: a piece of the answer */
     LILY_EVENT_TOOL_BEGIN, /* text: the function's name */
@@ -155,10 +162,13 @@ typedef struct lily_result {
     enum lily_finish finish;
     int32_t prompt_tokens;    /* of which */
     int32_t cached_tokens;    /* were already in the session */
-    int32_t output_tokens;    /* of which */
+    int32_t output_tokens;    /* sampled, a final end-of-turn token included; of which */
     int32_t reasoning_tokens; /* were inside the think block */
+    uint64_t seed;            /* the seed used */
     double prefill_seconds, decode_seconds;
 } lily_result;
+/* The prompt must leave room for a token: else LILY_ECONTEXT with both numbers. max_tokens beyond
+ * the context is clamped. After an error the session is empty and usable. */
 int lily_generate(lily_session *s, const lily_request *request, lily_result *result, lily_err *err);
 
 /* Makes the running lily_generate of s end within a token or a chunk. Any thread, any time. */
@@ -171,10 +181,12 @@ void lily_cancel(lily_session *s);
 int lily_session_sync(lily_session *s, const int32_t *ids, size_t n, lily_err *err);
 /* Appends one token by the decode path. */
 int lily_session_step(lily_session *s, int32_t id, lily_err *err);
-const float *lily_session_logits(const lily_session *s); /* [vocab], until the next call on s */
+/* [vocab], until the next call on s; NULL when the session is empty or the last call failed. */
+const float *lily_session_logits(const lily_session *s);
 void lily_session_reset(lily_session *s);
 
-/* Teacher-forced logits: row(arg, i, logits[vocab]) after each ids[i]; nonzero stops. */
+/* Teacher-forced logits: row(arg, i, logits[vocab]) after each ids[i]; nonzero stops with
+ * LILY_ECANCELED. Starts from an empty session and leaves ids[n] in it. */
 typedef int (*lily_logits_fn)(void *arg, size_t i, const float *logits);
 int lily_session_score(lily_session *s, const int32_t *ids, size_t n, lily_logits_fn row, void *arg,
                        lily_err *err);
