@@ -2,42 +2,49 @@
 
 #include "base/bf16.h"
 
-/* MLX affine groups, element i of a row in byte i * bits / 8, least significant first. */
-void mat_row(const struct mat *m, int32_t r, float *out) {
-    const uint8_t *q = m->data + (size_t)r * mat_row_bytes(m);
+enum { GROUP = 64 };
+
+/* Values of group g of row r: element i lies in bits i * bits .. of the row, least significant
+ * first. */
+static void mat_group(const struct mat *m, int32_t r, int32_t g, float *out) {
+    const uint8_t *q = m->data + (size_t)r * mat_row_bytes(m) + (size_t)g * GROUP * m->bits / 8;
     if (m->bits == 16) {
-        for (int32_t i = 0; i < m->cols; i++) {
+        for (size_t i = 0; i < GROUP; i++) {
             out[i] = bf16_to_f32((uint16_t)(q[2 * i] | q[2 * i + 1] << 8));
         }
         return;
     }
-    int32_t groups = m->cols / 64;
-    const uint16_t *scales = m->scales + (size_t)r * (size_t)groups;
-    const uint16_t *biases = m->biases + (size_t)r * (size_t)groups;
-    for (int32_t g = 0; g < groups; g++) {
-        float scale = bf16_to_f32(scales[g]), bias = bf16_to_f32(biases[g]);
-        for (int32_t i = g * 64; i < g * 64 + 64; i++) {
-            int code = m->bits == 8 ? q[i] : (i & 1 ? q[i / 2] >> 4 : q[i / 2] & 15);
-            out[i] = scale * (float)code + bias;
-        }
+    size_t at = (size_t)r * (size_t)(m->cols / GROUP) + (size_t)g;
+    float scale = bf16_to_f32(m->scales[at]), bias = bf16_to_f32(m->biases[at]);
+    if (m->bits == 8) {
+        for (size_t i = 0; i < GROUP; i++) out[i] = scale * (float)q[i] + bias;
+        return;
+    }
+    for (size_t i = 0; i < GROUP / 2; i++) {
+        out[2 * i] = scale * (float)(q[i] & 15) + bias;
+        out[2 * i + 1] = scale * (float)(q[i] >> 4) + bias;
     }
 }
 
+void mat_row(const struct mat *m, int32_t r, float *out) {
+    for (int32_t g = 0; g < m->cols / GROUP; g++) mat_group(m, r, g, out + (size_t)g * GROUP);
+}
+
+/* Eight float32 sums within a group, in a fixed order, are what compilers turn into vector code;
+ * groups are added in double. */
 void mat_vec(const struct mat *m, const float *x, float *y) {
-    float row[64];
+    enum { LANES = 8 };
+    float values[GROUP];
     for (int32_t r = 0; r < m->rows; r++) {
-        /* One group at a time keeps the dequantised values in registers and on the stack. */
-        struct mat part = *m;
         double sum = 0;
-        for (int32_t c = 0; c < m->cols; c += 64) {
-            size_t group = (size_t)r * (size_t)(m->cols / 64) + (size_t)(c / 64);
-            part.data = m->data + (size_t)r * mat_row_bytes(m) + (size_t)c * (size_t)m->bits / 8;
-            part.scales = m->scales ? m->scales + group : NULL;
-            part.biases = m->biases ? m->biases + group : NULL;
-            part.rows = 1;
-            part.cols = 64;
-            mat_row(&part, 0, row);
-            for (int32_t i = 0; i < 64; i++) sum += (double)row[i] * (double)x[c + i];
+        for (int32_t g = 0; g < m->cols / GROUP; g++) {
+            const float *in = x + (size_t)g * GROUP;
+            float lane[LANES] = {0};
+            mat_group(m, r, g, values);
+            for (size_t i = 0; i < GROUP; i += LANES) {
+                for (size_t j = 0; j < LANES; j++) lane[j] += values[i + j] * in[i + j];
+            }
+            for (size_t j = 0; j < LANES; j++) sum += (double)lane[j];
         }
         y[r] = (float)sum;
     }

@@ -89,7 +89,8 @@ static inline size_t mat_row_bytes(const struct mat *m) {
 /* Dequantises row r into out[cols]. The one definition every backend's kernels are held against. */
 void mat_row(const struct mat *m, int32_t r, float *out);
 
-/* y[rows] = M x[cols] in float32 with double accumulation: the readable reference product. */
+/* y[rows] = M x[cols]: float32 within a group of 64, double across groups, in a fixed order. cols
+ * is a multiple of 64. The readable reference product. */
 void mat_vec(const struct mat *m, const float *x, float *y);
 
 #endif

@@ -1,0 +1,146 @@
+/* What a sequence remembers (spec/model.md 4.3): KV rows per position, recurrent and convolution
+ * state of a fixed size. All of it is float32. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/ref/ref.h"
+#include "base/buf.h"
+
+static size_t state_floats(const struct backend_model *m) {
+    const struct shape *s = m->w->shape;
+    size_t per_head = (size_t)s->gdn_head_dim * (size_t)s->gdn_head_dim;
+    return (size_t)m->gdn_layers * (size_t)s->gdn_v_heads * per_head;
+}
+
+static size_t conv_floats(const struct backend_model *m) {
+    const struct shape *s = m->w->shape;
+    return (size_t)m->gdn_layers * (size_t)(s->conv_taps - 1) * (size_t)s->conv_dim;
+}
+
+/* Bytes of a saved state: state[gdn_layers][gdn_v_heads][128][128], then
+ * conv[gdn_layers][3][conv_dim]. */
+size_t ref_state_bytes(const struct backend_model *m) {
+    return (state_floats(m) + conv_floats(m)) * sizeof(float);
+}
+
+/* Bytes of n exported rows: [attention_layers][keys, values][n][kv_dim]. */
+size_t ref_kv_bytes(const struct backend_model *m, int32_t n) {
+    size_t row = 2 * (size_t)m->attention_layers * (size_t)m->w->shape->kv_dim * sizeof(float);
+    size_t bytes;
+    return size_mul(row, (size_t)n, &bytes) ? bytes : SIZE_MAX;
+}
+
+int ref_session_new(struct backend_model *m, int32_t context, struct backend_session **out,
+                    lily_err *err) {
+    if (context < 1 || context > m->options.max_context) {
+        return ERR(err, LILY_EINVAL,
+                   "session: found a context of %d tokens, expected 1 to %d; open the model with a "
+                   "larger context or ask for less",
+                   context, m->options.max_context);
+    }
+    if (m->sessions >= m->options.max_sessions) {
+        return ERR(err, LILY_EBUSY,
+                   "session: found %d open, expected fewer than %d; close one or open the model "
+                   "for more",
+                   m->sessions, m->options.max_sessions);
+    }
+    struct backend_session *s = calloc(1, sizeof *s);
+    size_t kv = ref_kv_bytes(m, context);
+    if (s) {
+        s->state = calloc(1, ref_state_bytes(m));
+        s->keys = kv == SIZE_MAX ? NULL : malloc(kv);
+    }
+    if (!s || !s->state || !s->keys) {
+        if (s) free(s->state), free(s->keys);
+        free(s);
+        return ERR_NOMEM(err, "session");
+    }
+    s->model = m;
+    s->context = context;
+    s->values = s->keys + kv / sizeof(float) / 2;
+    s->conv = s->state + state_floats(m);
+    m->sessions++;
+    *out = s;
+    return LILY_OK;
+}
+
+void ref_session_free(struct backend_session *s) {
+    if (!s) return;
+    s->model->sessions--;
+    free(s->state);
+    free(s->keys);
+    free(s);
+}
+
+int32_t ref_position(const struct backend_session *s) {
+    return s->position;
+}
+
+void ref_reset(struct backend_session *s) {
+    memset(s->state, 0, ref_state_bytes(s->model));
+    s->position = s->kv_rows = 0;
+}
+
+int ref_state_save(struct backend_session *s, void *out, lily_err *err) {
+    (void)err;
+    memcpy(out, s->state, ref_state_bytes(s->model));
+    return LILY_OK;
+}
+
+int ref_state_restore(struct backend_session *s, const void *in, int32_t pos, lily_err *err) {
+    if (pos < 0 || pos > s->kv_rows) {
+        return ERR(err, LILY_EINVAL,
+                   "state: found position %d, expected 0 to %d, the tokens whose keys and values "
+                   "the session holds; import those first",
+                   pos, s->kv_rows);
+    }
+    memcpy(s->state, in, ref_state_bytes(s->model));
+    s->position = pos;
+    return LILY_OK;
+}
+
+static int check_rows(const char *what, int32_t from, int32_t n, int32_t limit, lily_err *err) {
+    if (from >= 0 && n >= 0 && n <= limit && from <= limit - n) return LILY_OK;
+    return ERR(err, LILY_EINVAL,
+               "%s: found %d rows from position %d, expected rows within the first %d; ask for "
+               "fewer",
+               what, n, from, limit);
+}
+
+/* Copies rows [from, from + n) of every layer between a session and a packed block; out is NULL for
+ * an import, in for an export. */
+static void copy_rows(struct backend_session *s, int32_t from, int32_t n, char *out,
+                      const char *in) {
+    size_t row = (size_t)s->model->w->shape->kv_dim, bytes = (size_t)n * row * sizeof(float);
+    for (int32_t l = 0; l < s->model->attention_layers; l++) {
+        size_t first = ((size_t)l * (size_t)s->context + (size_t)from) * row;
+        float *parts[] = {s->keys + first, s->values + first};
+        for (size_t i = 0; i < 2; i++) {
+            size_t at = (2 * (size_t)l + i) * bytes;
+            if (out) memcpy(out + at, parts[i], bytes);
+            if (in) memcpy(parts[i], in + at, bytes);
+        }
+    }
+}
+
+int ref_kv_export(struct backend_session *s, int32_t from, int32_t n, void *out, lily_err *err) {
+    int rc = check_rows("KV export", from, n, s->kv_rows, err);
+    if (rc == LILY_OK) copy_rows(s, from, n, out, NULL);
+    return rc;
+}
+
+/* Rows are imported in ascending order: from is at most the number of rows already held. */
+int ref_kv_import(struct backend_session *s, int32_t from, int32_t n, const void *in,
+                  lily_err *err) {
+    int rc = check_rows("KV import", from, n, s->context, err);
+    if (rc != LILY_OK) return rc;
+    if (from > s->kv_rows) {
+        return ERR(err, LILY_EINVAL,
+                   "KV import: found a first row at position %d, expected at most %d; import the "
+                   "rows before it first",
+                   from, s->kv_rows);
+    }
+    copy_rows(s, from, n, NULL, in);
+    if (from + n > s->kv_rows) s->kv_rows = from + n;
+    return LILY_OK;
+}
