@@ -1,0 +1,47 @@
+/* An answer on its way out: printed piece by piece, kept for the conversation and for JSON. */
+#ifndef LILY_CLI_ANSWER_H
+#define LILY_CLI_ANSWER_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "base/buf.h"
+#include "cli/model_options.h"
+#include "lily.h"
+
+enum answer_part { ANSWER_NOTHING, ANSWER_REASONING, ANSWER_CONTENT, ANSWER_TOOL };
+
+struct answer {
+    bool quiet;   /* print nothing (--json) */
+    bool watched; /* standard output is a terminal: reasoning is shown, dimmed */
+    /* state */
+    enum answer_part part; /* printed last */
+    bool line_open;        /* the last printed byte was not a newline */
+    bool output_failed;    /* the reader left or the disk is full: the answer was cancelled */
+    bool no_memory;
+    struct work_bar bar;
+    struct buf content, reasoning, name, args;
+    json_t *calls; /* [{"name": ..., "arguments": {...}}], owned */
+};
+
+void answer_start(struct answer *a, bool quiet);
+void answer_free(struct answer *a);
+
+/* A lily_event_fn; arg is the answer. Cancels when a signal was noted or the output failed. */
+int answer_event(void *arg, const lily_event *event);
+
+/* Ends the printed text: colours off, a newline where one is missing. */
+void answer_end(struct answer *a);
+
+/* The assistant's turn as a message for lily_chat_prompt; NULL: out of memory. */
+json_t *answer_message(const struct answer *a);
+
+/* "prompt 23 tokens (0 cached) 512.3 tok/s, answer 45 tokens 85.1 tok/s | cpu, ... | memory ..." */
+void print_statistics(FILE *to, const lily_engine *e, const lily_result *r);
+
+/* The parts of a run's document: text, reasoning, tool_calls, finish, usage, speed. */
+json_t *answer_json(const struct answer *a, const lily_engine *e, const lily_result *r,
+                    uint64_t seed);
+
+#endif

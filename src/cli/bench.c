@@ -1,0 +1,286 @@
+/* lily bench: prompt and decode speed over a grid of lengths and depths. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "cli/command.h"
+#include "cli/interrupt.h"
+#include "cli/measure.h"
+#include "cli/model_options.h"
+#include "cli/output.h"
+
+struct bench_options {
+    struct model_options model;
+    struct int_list prompts, decodes, depths;
+    int32_t repeats;
+};
+
+struct bench_row {
+    bool prefill;
+    int32_t n, depth;
+    double tok_s, spread;
+    double gb_s, fraction; /* NaN: not meaningful for this row */
+    uint64_t digest;       /* of the logits after the last token and, in decode, of all tokens */
+    bool repeated;         /* every repeat had the same digest */
+};
+
+struct bench_work {
+    lily_engine *engine;
+    lily_session *session;
+    lily_engine_info info;
+    int32_t *ids;  /* [longest] the measured prompt */
+    double *rates; /* [repeats] tok/s of the running row */
+    double bound;  /* bytes per second this machine reads; 0: unknown for this backend */
+    json_t *rows;  /* --json */
+    uint64_t runs, total_runs; /* for the bar */
+    struct work_bar bar;
+};
+
+/* ---- one run --------------------------------------------------------------------------------- */
+
+static int to_depth(struct bench_work *w, int32_t depth, lily_err *err) {
+    if (depth == 0) {
+        lily_session_reset(w->session);
+        return LILY_OK;
+    }
+    return lily_session_sync(w->session, w->ids, (size_t)depth, err);
+}
+
+static uint64_t logits_digest(const struct bench_work *w, uint64_t digest) {
+    return digest_add(digest, lily_session_logits(w->session),
+                      (size_t)w->info.vocab * sizeof(float));
+}
+
+static int run_prefill(struct bench_work *w, const struct bench_row *row, double *seconds,
+                       uint64_t *digest, lily_err *err) {
+    double started = clock_seconds();
+    int rc = lily_session_sync(w->session, w->ids, (size_t)row->depth + (size_t)row->n, err);
+    *seconds = clock_seconds() - started;
+    if (!rc) *digest = logits_digest(w, DIGEST_START);
+    return rc;
+}
+
+/* The first token comes from the measured prompt, every other is the likeliest one. */
+static int run_decode(struct bench_work *w, const struct bench_row *row, double *seconds,
+                      uint64_t *digest, lily_err *err) {
+    int32_t id = w->ids[row->depth];
+    uint64_t tokens = DIGEST_START;
+    double started = clock_seconds();
+    for (int32_t i = 0; i < row->n; i++) {
+        int rc = lily_session_step(w->session, id, err);
+        if (!rc && interrupted()) rc = ERR(err, LILY_ECANCELED, "interrupted");
+        if (rc) return rc;
+        id = argmax(lily_session_logits(w->session), w->info.vocab);
+        tokens = digest_add(tokens, &id, sizeof id);
+    }
+    *seconds = clock_seconds() - started;
+    *digest = logits_digest(w, tokens);
+    return LILY_OK;
+}
+
+static int run_once(struct bench_work *w, const struct bench_row *row, double *rate,
+                    uint64_t *digest, lily_err *err) {
+    double seconds = 0;
+    int rc = to_depth(w, row->depth, err);
+    if (!rc && interrupted()) rc = ERR(err, LILY_ECANCELED, "interrupted");
+    if (!rc) rc = (row->prefill ? run_prefill : run_decode)(w, row, &seconds, digest, err);
+    if (rc) return rc;
+    *rate = row->n / seconds;
+    work_bar_update(&w->bar, "bench", "runs", ++w->runs, w->total_runs);
+    return LILY_OK;
+}
+
+/* ---- one row --------------------------------------------------------------------------------- */
+
+static void settle_row(const struct bench_options *o, struct bench_work *w, struct bench_row *row) {
+    row->spread = spread(w->rates, (size_t)o->repeats);
+    row->tok_s = median(w->rates, (size_t)o->repeats);
+    row->gb_s = row->fraction = NAN;
+    if (row->prefill) return; /* bounded by arithmetic, not by reading */
+    double depth = row->depth + row->n / 2.0;
+    double bytes = (double)w->info.bytes_per_token + (double)w->info.kv_bytes_per_depth * depth;
+    row->gb_s = row->tok_s * bytes * 1e-9;
+    if (w->bound > 0) row->fraction = row->gb_s * 1e9 / w->bound;
+}
+
+static json_t *real_or_null(double v) {
+    return isnan(v) ? json_null() : json_real(v);
+}
+
+static int add_json_row(const struct bench_options *o, struct bench_work *w,
+                        const struct bench_row *row, lily_err *err) {
+    char digest[24];
+    snprintf(digest, sizeof digest, "%016llx", (unsigned long long)row->digest);
+    json_t *runs = json_array();
+    for (int32_t i = 0; i < o->repeats; i++) json_array_append_new(runs, json_real(w->rates[i]));
+    json_t *item = json_pack(
+        "{s:s, s:i, s:i, s:f, s:f, s:o, s:o, s:o, s:s, s:b, s:o, s:s, s:i, s:s, s:s}", "test",
+        row->prefill ? "prefill" : "decode", "n", (int)row->n, "depth", (int)row->depth, "tok_s",
+        row->tok_s, "spread", row->spread, "gb_s", real_or_null(row->gb_s), "fraction_of_bound",
+        real_or_null(row->fraction), "bound_gb_s",
+        real_or_null(w->bound > 0 ? w->bound * 1e-9 : NAN), "digest", digest, "digest_repeats",
+        (int)row->repeated, "runs_tok_s", runs, "model", w->info.model_name, "layers",
+        (int)w->info.layers, "backend", w->info.backend, "device", w->info.device);
+    return json_array_append_new(w->rows, item) ? ERR_NOMEM(err, "bench rows") : LILY_OK;
+}
+
+static void print_row(struct bench_work *w, const struct bench_row *row) {
+    char gb_s[16] = "-", fraction[16] = "-";
+    if (!isnan(row->gb_s)) snprintf(gb_s, sizeof gb_s, "%.2f", row->gb_s);
+    if (!isnan(row->fraction)) snprintf(fraction, sizeof fraction, "%.1f %%", row->fraction * 100);
+    work_bar_end(&w->bar);
+    printf("%-8s %7d %7d %10.2f %7.1f %% %8s %9s  %016llx%s\n", row->prefill ? "prefill" : "decode",
+           (int)row->n, (int)row->depth, row->tok_s, row->spread * 100, gb_s, fraction,
+           (unsigned long long)row->digest, row->repeated ? "" : " differs between runs");
+    fflush(stdout);
+}
+
+/* One warm-up of the exact shape, then the repeats. */
+static int measure_row(const struct bench_options *o, struct bench_work *w, struct bench_row *row,
+                       lily_err *err) {
+    double rate;
+    int rc = run_once(w, row, &rate, &row->digest, err);
+    row->repeated = true;
+    for (int32_t i = 0; !rc && i < o->repeats; i++) {
+        uint64_t digest = 0;
+        rc = run_once(w, row, &w->rates[i], &digest, err);
+        row->repeated &= digest == row->digest;
+    }
+    if (rc) return rc;
+    settle_row(o, w, row);
+    if (o->model.json) return add_json_row(o, w, row, err);
+    print_row(w, row);
+    return LILY_OK;
+}
+
+/* ---- the grid -------------------------------------------------------------------------------- */
+
+static int32_t longest(const struct int_list *list) {
+    int32_t most = 0;
+    for (size_t i = 0; i < list->n; i++)
+        if (list->items[i] > most) most = list->items[i];
+    return most;
+}
+
+static int prepare(const struct bench_options *o, struct bench_work *w, lily_err *err) {
+    const int32_t p = longest(&o->prompts), n = longest(&o->decodes);
+    const int32_t room = longest(&o->depths) + (p > n ? p : n) + 1;
+    int rc = read_bandwidth(o->model.threads, &w->bound, err);
+    if (!rc) rc = model_open(&o->model, room, &w->engine, err);
+    if (rc) return rc;
+    lily_engine_get_info(w->engine, &w->info);
+    /* What the processor reads bounds only the backends that run on it. */
+    if (strcmp(w->info.backend, "cpu") != 0 && strcmp(w->info.backend, "ref") != 0) w->bound = 0;
+    rc = lily_session_new(w->engine, 0, &w->session, err);
+    if (rc) return rc;
+    w->ids = malloc((size_t)room * sizeof *w->ids);
+    w->rates = malloc((size_t)o->repeats * sizeof *w->rates);
+    w->rows = json_array();
+    if (!w->ids || !w->rates || !w->rows) return ERR_NOMEM(err, "bench");
+    for (int32_t i = 0; i < room; i++) w->ids[i] = measured_token((uint32_t)i, w->info.vocab);
+    w->total_runs =
+        (o->prompts.n + o->decodes.n) * o->depths.n * (1 + (uint64_t)(uint32_t)o->repeats);
+    interrupt_session(w->session);
+    return LILY_OK;
+}
+
+static void print_head(const struct bench_options *o, const struct bench_work *w) {
+    printf("%s, %d layers, backend %s, %s\n", w->info.model_name, (int)w->info.layers,
+           w->info.backend, w->info.device);
+    if (w->bound > 0)
+        printf("bound: %.1f GB/s, the read bandwidth measured just now\n", w->bound * 1e-9);
+    printf("median of %d runs after a warm-up; spread: (largest - smallest) / median\n\n",
+           (int)o->repeats);
+    printf("%-8s %7s %7s %10s %9s %8s %9s  %s\n", "test", "n", "depth", "tok/s", "spread", "GB/s",
+           "of bound", "digest");
+}
+
+static int bench(const struct bench_options *o, struct bench_work *w, lily_err *err) {
+    int rc = prepare(o, w, err);
+    if (rc) return rc;
+    if (!o->model.json) print_head(o, w);
+    for (size_t d = 0; !rc && d < o->depths.n; d++) {
+        struct bench_row row = {.depth = o->depths.items[d], .prefill = true};
+        for (size_t i = 0; !rc && i < o->prompts.n; i++) {
+            row.n = o->prompts.items[i];
+            rc = measure_row(o, w, &row, err);
+        }
+        row.prefill = false;
+        for (size_t i = 0; !rc && i < o->decodes.n; i++) {
+            row.n = o->decodes.items[i];
+            rc = measure_row(o, w, &row, err);
+        }
+    }
+    return rc;
+}
+
+int cmd_bench(int argc, char **argv) {
+    struct bench_options o = {.model = MODEL_DEFAULTS,
+                              .prompts = {.items = {512, 2048}, .n = 2},
+                              .decodes = {.items = {64}, .n = 1},
+                              .depths = {.items = {0, 4096}, .n = 2},
+                              .repeats = 5};
+    const struct option options[] = {
+        {.kind = OPTION_INTS,
+         .name = "prompt",
+         .letter = 'p',
+         .value = &o.prompts,
+         .arg = "N,...",
+         .help = "prompt lengths to read",
+         .min = 1,
+         .max = 1 << 20},
+        {.kind = OPTION_INTS,
+         .name = "decode",
+         .letter = 'n',
+         .value = &o.decodes,
+         .arg = "N,...",
+         .help = "numbers of tokens to decode",
+         .min = 1,
+         .max = 1 << 20},
+        {.kind = OPTION_INTS,
+         .name = "depth",
+         .letter = 'd',
+         .value = &o.depths,
+         .arg = "N,...",
+         .help = "tokens already in the context",
+         .min = 0,
+         .max = 1 << 20},
+        {.kind = OPTION_INT,
+         .name = "repeat",
+         .letter = 'r',
+         .value = &o.repeats,
+         .arg = "N",
+         .help = "runs per row, after one warm-up",
+         .min = 1,
+         .max = 1000},
+        MODEL_OPTIONS(&o.model),
+    };
+    const struct usage usage = {
+        .command = "bench",
+        .summary = "measure prompt and decode speed",
+        .about = "Every row is measured alone, with tokenising outside the timer: prefill reads n "
+                 "tokens on top of depth, decode appends n tokens one by one, each the likeliest "
+                 "after the one before. The digest names the tokens and logits that came out: the "
+                 "same build on the same machine repeats it. GB/s counts the weights and state "
+                 "that a decoded token reads.",
+        .example = "lily bench -p 512,2048 -n 64 -d 0,4096 -r 5 --json",
+        USAGE_OPTIONS(options),
+    };
+    int status = options_parse(&usage, argc, argv, NULL, NULL);
+    if (status != OPTIONS_GO_ON) return status;
+    struct bench_work w = {0};
+    lily_err err = {0};
+    interrupt_catch();
+    int rc = bench(&o, &w, &err);
+    work_bar_end(&w.bar);
+    status = rc ? fail(&err) : EXIT_OK;
+    if (!rc && o.model.json) status = print_json(json_incref(w.rows));
+    interrupt_session(NULL);
+    json_decref(w.rows);
+    free(w.rates);
+    free(w.ids);
+    lily_session_free(w.session);
+    lily_engine_close(w.engine);
+    return status;
+}

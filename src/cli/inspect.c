@@ -1,0 +1,41 @@
+/* lily inspect: what a checkpoint is and whether it fits. */
+#include "cli/command.h"
+#include "cli/document.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "lily.h"
+
+int cmd_inspect(int argc, char **argv) {
+    bool json = false;
+    const char *model = NULL, *operand = NULL;
+    const struct option options[] = {
+        OPT(TEXT, "model", 'm', &model, "PATH", "the same as the operand"),
+        OPT_FLAG("json", 0, &json, "one JSON document on standard output"),
+    };
+    const struct usage usage = {
+        .command = "inspect",
+        .operands = "[PATH]",
+        .summary = "what a checkpoint is and whether it fits",
+        .about = "PATH is a folder or a packed file; without it the stand-in inside the program is "
+                 "shown. Reads headers, not weights. Exit status 1: this program cannot run it.",
+        .example = "lily inspect Qwen3.6-35B-A3B-4bit",
+        USAGE_OPTIONS(options),
+        .max_operands = 1,
+    };
+    int status = options_parse(&usage, argc, argv, &operand, NULL);
+    if (status != OPTIONS_GO_ON) return status;
+    if (model && operand) return usage_error("inspect", "give one of PATH and --model");
+    char *text;
+    lily_err err = {0};
+    if (lily_inspect(model ? model : operand, &text, &err)) return fail(&err);
+    json_t *doc = take_json(text, "inspect");
+    if (!doc) return EXIT_FAILED;
+    status = json_array_size(json_object_get(doc, "faults")) ? EXIT_FAILED : EXIT_OK;
+    if (json) {
+        int printed = print_json(doc);
+        return printed ? printed : status;
+    }
+    print_document(doc);
+    json_decref(doc);
+    return status;
+}

@@ -1,0 +1,36 @@
+#include "cli/interrupt.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+static volatile sig_atomic_t noted;
+static _Atomic(lily_session *) running;
+
+/* lily_cancel only stores to an atomic, so a handler may call it. */
+static void note(int signal_number) {
+    if (!noted) noted = signal_number;
+    lily_session *s = atomic_load(&running);
+    if (s) lily_cancel(s);
+}
+
+void interrupt_catch(void) {
+    struct sigaction action = {.sa_handler = note};
+    sigemptyset(&action.sa_mask);
+    /* No SA_RESTART: a blocked read of the keyboard or of standard input must return. */
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGHUP, &action, NULL);
+}
+
+int interrupted(void) {
+    return noted;
+}
+
+void interrupt_clear(void) {
+    noted = 0;
+}
+
+void interrupt_session(lily_session *s) {
+    atomic_store(&running, s);
+}

@@ -1,0 +1,17 @@
+/* Ctrl-C and its like: the handler takes a note, the work ends at its next callback. */
+#ifndef LILY_CLI_INTERRUPT_H
+#define LILY_CLI_INTERRUPT_H
+
+#include "lily.h"
+
+/* From now on SIGINT, SIGTERM and SIGHUP are noted instead of ending the process. */
+void interrupt_catch(void);
+
+/* The first signal noted since the last clear, or 0. */
+int interrupted(void);
+void interrupt_clear(void);
+
+/* The session whose lily_generate a signal cancels; NULL: none. */
+void interrupt_session(lily_session *s);
+
+#endif

@@ -1,0 +1,105 @@
+#include "cli/measure.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double median(double *v, size_t n) {
+    qsort(v, n, sizeof *v, compare_doubles);
+    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+double spread(double *v, size_t n) {
+    double middle = median(v, n);
+    return middle > 0 ? (v[n - 1] - v[0]) / middle : 0;
+}
+
+uint64_t digest_add(uint64_t digest, const void *bytes, size_t n) {
+    const unsigned char *p = bytes;
+    for (size_t i = 0; i < n; i++) digest = (digest ^ p[i]) * UINT64_C(0x100000001b3);
+    return digest;
+}
+
+int32_t measured_token(uint32_t i, int32_t vocab) {
+    return (int32_t)(i * UINT32_C(2654435761) % (uint32_t)vocab);
+}
+
+/* ---- read bandwidth -------------------------------------------------------------------------- */
+
+enum { BANDWIDTH_BYTES = 512 << 20, BANDWIDTH_PASSES = 6, BANDWIDTH_THREADS = 256 };
+
+struct reader {
+    const uint64_t *data; /* [n] this thread's part */
+    size_t n;
+    uint64_t sum; /* so that the reads are not optimised away */
+    pthread_t thread;
+};
+
+static void *read_part(void *arg) {
+    struct reader *r = arg;
+    uint64_t sum[8] = {0};
+    for (size_t i = 0; i + 8 <= r->n; i += 8)
+        for (size_t k = 0; k < 8; k++) sum[k] += r->data[i + k];
+    for (size_t k = 0; k < 8; k++) r->sum += sum[k];
+    return NULL;
+}
+
+/* One pass over the buffer; returns seconds, or a negative number when threads cannot start. */
+static double read_pass(const uint64_t *data, size_t n, struct reader *readers, int threads) {
+    size_t part = n / (size_t)threads;
+    double started = clock_seconds();
+    int running = 0;
+    for (; running < threads; running++) {
+        readers[running] = (struct reader){.data = data + part * (size_t)running, .n = part};
+        if (pthread_create(&readers[running].thread, NULL, read_part, &readers[running])) break;
+    }
+    for (int i = 0; i < running; i++) pthread_join(readers[i].thread, NULL);
+    return running == threads ? clock_seconds() - started : -1;
+}
+
+int read_bandwidth(int threads, double *bytes_per_second, lily_err *err) {
+    static struct reader readers[BANDWIDTH_THREADS];
+    if (threads <= 0) threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (threads <= 0) threads = 1;
+    if (threads > BANDWIDTH_THREADS) threads = BANDWIDTH_THREADS;
+    uint64_t *data = malloc(BANDWIDTH_BYTES);
+    if (!data) return ERR_NOMEM(err, "read bandwidth");
+    memset(data, 1, BANDWIDTH_BYTES); /* pages exist before the clock runs */
+    double best = 0;
+    for (int pass = 0; pass < BANDWIDTH_PASSES; pass++) {
+        double seconds = read_pass(data, BANDWIDTH_BYTES / sizeof *data, readers, threads);
+        if (seconds < 0) {
+            free(data);
+            return ERR(err, LILY_EBUSY, "read bandwidth: cannot start %d threads", threads);
+        }
+        double rate = BANDWIDTH_BYTES / seconds;
+        if (rate > best) best = rate;
+    }
+    free(data);
+    *bytes_per_second = best;
+    return LILY_OK;
+}
+
+/* ---- logits ---------------------------------------------------------------------------------- */
+
+int32_t argmax(const float *v, int32_t n) {
+    int32_t best = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (v[i] > v[best]) best = i;
+    return best;
+}
+
+double log_probability(const float *logits, int32_t n, int32_t target) {
+    double top = logits[argmax(logits, n)], sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += exp(logits[i] - top);
+    return logits[target] - top - log(sum);
+}

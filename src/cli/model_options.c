@@ -1,0 +1,56 @@
+#include "cli/model_options.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/interrupt.h"
+#include "cli/output.h"
+
+int work_bar_update(void *arg, const char *label, const char *unit, uint64_t done, uint64_t total) {
+    struct work_bar *w = arg;
+    if (!w->label || strcmp(w->label, label) != 0) {
+        work_bar_end(w);
+        progress_start(&w->bar, label, unit);
+        w->label = label;
+    }
+    progress_update(&w->bar, done, total);
+    return interrupted();
+}
+
+void work_bar_end(struct work_bar *w) {
+    if (w->label) progress_end(&w->bar);
+    w->label = NULL;
+}
+
+/* The engine's lines must not be drawn into a running bar. */
+static void print_log(void *arg, const char *line) {
+    work_bar_end(arg);
+    fprintf(stderr, "lily: %s\n", line);
+}
+
+int model_open(const struct model_options *o, int32_t context, lily_engine **out, lily_err *err) {
+    struct work_bar bar = {0};
+    lily_engine_options options = {
+        .model = o->model,
+        .backend = o->backend,
+        .threads = o->threads,
+        .context = o->context ? o->context : context,
+        .keep_bf16 = o->keep_bf16,
+        .progress = work_bar_update,
+        .log = print_log,
+        .arg = &bar,
+    };
+    int rc = lily_engine_open(&options, out, err);
+    work_bar_end(&bar);
+    return rc;
+}
+
+json_t *engine_json(const lily_engine *e) {
+    lily_engine_info info;
+    lily_engine_get_info(e, &info);
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f}", "model", info.model_name,
+                     "path", info.model_path, "kind", info.model_kind, "backend", info.backend,
+                     "device", info.device, "layers", (int)info.layers, "context",
+                     (int)info.context, "weight_bytes", (json_int_t)info.weight_bytes,
+                     "memory_bytes", (json_int_t)peak_memory(), "load_seconds", info.load_seconds);
+}

@@ -1,0 +1,151 @@
+/* lily run: one prompt, one streamed answer. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/answer.h"
+#include "cli/command.h"
+#include "cli/interrupt.h"
+#include "cli/output.h"
+#include "cli/sampling_options.h"
+
+struct run_options {
+    struct model_options model;
+    struct sampling_options sampling;
+    const char *prompt, *file, *system, *tools;
+    bool no_think, raw, stats;
+};
+
+/* What is freed at the end, however far the command came. */
+struct run_work {
+    lily_engine *engine;
+    lily_session *session;
+    lily_tokens prompt;
+    struct buf text, tools;
+    struct answer answer;
+};
+
+static int read_prompt(const struct run_options *o, struct buf *out, lily_err *err) {
+    bool from_stdin = o->file ? strcmp(o->file, "-") == 0 : !o->prompt;
+    if (from_stdin && isatty(STDIN_FILENO) && !o->file)
+        return ERR(err, LILY_EINVAL, "no prompt: give one as text, by --file or on standard input");
+    if (o->prompt && !buf_puts(out, o->prompt)) return ERR_NOMEM(err, "prompt");
+    if (o->prompt && o->file && !buf_puts(out, "\n\n")) return ERR_NOMEM(err, "prompt");
+    if (!o->prompt || o->file) {
+        int rc = read_input(o->file ? o->file : "-", INPUT_LIMIT, out, err);
+        if (rc) return rc;
+    }
+    if (out->len == 0) return ERR(err, LILY_EINVAL, "the prompt is empty");
+    return LILY_OK;
+}
+
+/* Whether text ends between <think> and </think>: only --raw prompts need to be asked. */
+static bool ends_in_think(const char *text) {
+    const char *last = NULL;
+    for (const char *p = text; (p = strstr(p, "<think>")); p++) last = p;
+    return last && !strstr(last, "</think>");
+}
+
+static int render_prompt(const struct run_options *o, struct run_work *w, lily_err *err) {
+    if (o->raw) return lily_tokenize(w->engine, w->text.data, w->text.len, true, &w->prompt, err);
+    json_t *messages = json_array();
+    if (o->system)
+        json_array_append_new(messages,
+                              json_pack("{s:s, s:s}", "role", "system", "content", o->system));
+    json_t *user = json_pack("{s:s, s:s%}", "role", "user", "content", w->text.data, w->text.len);
+    char *text =
+        user && json_array_append_new(messages, user) == 0 ? json_dumps(messages, 0) : NULL;
+    json_decref(messages);
+    if (!text)
+        return ERR(err, LILY_EINVAL, "prompt: found bytes that are not UTF-8, expected UTF-8 text");
+    lily_chat_options chat = {.no_thinking = o->no_think};
+    int rc = lily_chat_prompt(w->engine, text, w->tools.data, &chat, &w->prompt, err);
+    free(text);
+    return rc;
+}
+
+static int generate(struct run_options *o, struct run_work *w, lily_sampling *sampling,
+                    lily_result *result, lily_err *err) {
+    int rc = sampling_resolve(&o->sampling, w->engine, !o->no_think && !o->raw, sampling, err);
+    if (rc) return rc;
+    rc = lily_session_new(w->engine, 0, &w->session, err);
+    if (rc) return rc;
+    lily_request request = {
+        .prompt = w->prompt.ids,
+        .n_prompt = w->prompt.n,
+        .max_tokens = o->sampling.max_tokens,
+        .sampling = sampling,
+        .stops = o->sampling.stops.items,
+        .n_stops = o->sampling.stops.n,
+        .tools = w->tools.data,
+        .in_think = o->raw ? ends_in_think(w->text.data) : !o->no_think,
+        .on_event = answer_event,
+        .arg = &w->answer,
+    };
+    interrupt_session(w->session);
+    rc = lily_generate(w->session, &request, result, err);
+    interrupt_session(NULL);
+    answer_end(&w->answer);
+    if (!rc && w->answer.no_memory) rc = ERR_NOMEM(err, "answer");
+    return rc;
+}
+
+static int run(struct run_options *o, struct run_work *w, lily_err *err) {
+    lily_sampling sampling;
+    lily_result result;
+    int rc = read_prompt(o, &w->text, err);
+    if (!rc && o->tools) rc = read_input(o->tools, INPUT_LIMIT, &w->tools, err);
+    if (!rc) rc = model_open(&o->model, 0, &w->engine, err);
+    if (!rc) rc = render_prompt(o, w, err);
+    if (!rc && interrupted()) rc = ERR(err, LILY_ECANCELED, "interrupted");
+    if (!rc) rc = generate(o, w, &sampling, &result, err);
+    if (rc) return fail(err);
+    if (o->model.json) {
+        int status = print_json(answer_json(&w->answer, w->engine, &result, sampling.seed));
+        if (status) return status;
+    }
+    if (o->stats || (isatty(STDERR_FILENO) && !o->model.json))
+        print_statistics(stderr, w->engine, &result);
+    return interrupted() ? 128 + interrupted() : EXIT_OK;
+}
+
+int cmd_run(int argc, char **argv) {
+    struct run_options o = {.model = MODEL_DEFAULTS};
+    const struct option options[] = {
+        OPT(TEXT, "file", 'f', &o.file, "PATH",
+            "the prompt, or text to follow it; -: standard input"),
+        OPT(TEXT, "system", 's', &o.system, "TEXT", "system message"),
+        OPT_FLAG("no-think", 0, &o.no_think, "answer at once, without a think block"),
+        OPT_FLAG("raw", 0, &o.raw, "no chat template: the prompt's tokens, control tokens too"),
+        OPT(TEXT, "tools", 0, &o.tools, "FILE", "JSON array of tools the model may call"),
+        OPT_FLAG("stats", 0, &o.stats, "speed and memory on stderr even when nobody watches"),
+        SAMPLING_OPTIONS(&o.sampling),
+        MODEL_OPTIONS(&o.model),
+    };
+    const struct usage usage = {
+        .command = "run",
+        .operands = "[PROMPT]",
+        .summary = "answer one prompt",
+        .about = "The prompt is the operand, --file, or standard input. The answer goes to "
+                 "standard output as it is made; on a terminal the reasoning before it is shown "
+                 "dimmed, elsewhere only the answer is written. A tool call is a line with the "
+                 "tool's name and its arguments as JSON. Ctrl-C ends the answer.",
+        .example = "lily run --no-think --seed 1 \"What is 6 times 7?\"",
+        USAGE_OPTIONS(options),
+        .max_operands = 1,
+    };
+    int status = options_parse(&usage, argc, argv, &o.prompt, NULL);
+    if (status != OPTIONS_GO_ON) return status;
+    struct run_work w = {0};
+    lily_err err = {0};
+    answer_start(&w.answer, o.model.json);
+    interrupt_catch();
+    status = run(&o, &w, &err);
+    answer_free(&w.answer);
+    lily_tokens_free(&w.prompt);
+    buf_free(&w.text);
+    buf_free(&w.tools);
+    lily_session_free(w.session);
+    lily_engine_close(w.engine);
+    return status;
+}

@@ -1,0 +1,62 @@
+#include "cli/sampling_options.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#if defined(__APPLE__)
+#include <sys/random.h>
+#endif
+
+#include "base/err.h"
+
+/* "ID=B" or OpenAI's "ID:B". */
+static int parse_bias(const char *text, int32_t *id, float *bias, lily_err *err) {
+    char number[24];
+    int64_t i;
+    double b;
+    size_t n = strcspn(text, "=:");
+    if (n < sizeof number && text[n]) {
+        memcpy(number, text, n);
+        number[n] = 0;
+        if (parse_i64(number, &i) && i >= 0 && i <= INT32_MAX && parse_real(text + n + 1, &b)) {
+            *id = (int32_t)i;
+            *bias = (float)b;
+            return LILY_OK;
+        }
+    }
+    return ERR(err, LILY_EINVAL, "--logit-bias: found \"%s\", expected ID=B such as 42=-5", text);
+}
+
+static int draw_seed(uint64_t *seed, lily_err *err) {
+    if (getentropy(seed, sizeof *seed))
+        return ERR(err, LILY_EIO, "the system's random numbers: %s; give --seed", strerror(errno));
+    *seed >>= 11; /* below 2^53: survives any JSON reader and can be given back to --seed */
+    return LILY_OK;
+}
+
+int sampling_resolve(struct sampling_options *o, const lily_engine *e, bool thinking,
+                     lily_sampling *out, lily_err *err) {
+    lily_sampling_defaults(e, thinking, out);
+    if (o->has_temperature) out->temperature = o->temperature;
+    if (o->has_top_k) out->top_k = o->top_k;
+    if (o->has_top_p) out->top_p = o->top_p;
+    if (o->has_min_p) out->min_p = o->min_p;
+    if (o->has_presence) out->presence_penalty = o->presence;
+    if (o->has_frequency) out->frequency_penalty = o->frequency;
+    if (o->has_repetition) out->repetition_penalty = o->repetition;
+    out->random_seed = false;
+    if (!o->has_seed) {
+        int rc = draw_seed(&o->seed, err);
+        if (rc) return rc;
+    }
+    out->seed = o->seed;
+    for (size_t i = 0; i < o->biases.n; i++) {
+        int rc = parse_bias(o->biases.items[i], &o->bias_ids[i], &o->bias[i], err);
+        if (rc) return rc;
+    }
+    out->bias_ids = o->bias_ids;
+    out->bias = o->bias;
+    out->n_bias = (int32_t)o->biases.n;
+    return LILY_OK;
+}
