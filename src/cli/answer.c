@@ -160,16 +160,19 @@ static double rate(int32_t n, double seconds) {
     return seconds > 0 ? n / seconds : 0;
 }
 
+void print_speed(FILE *to, const lily_result *r) {
+    fprintf(to, "prompt %d tokens (%d cached) %.1f tok/s, answer %d tokens %.1f tok/s",
+            (int)r->prompt_tokens, (int)r->cached_tokens,
+            rate(r->prompt_tokens - r->cached_tokens, r->prefill_seconds), (int)r->output_tokens,
+            rate(r->output_tokens, r->decode_seconds));
+}
+
 void print_statistics(FILE *to, const lily_engine *e, const lily_result *r) {
     char memory[BYTES_ROOM];
     lily_engine_info info;
     lily_engine_get_info(e, &info);
-    fprintf(to,
-            "prompt %d tokens (%d cached) %.1f tok/s, answer %d tokens %.1f tok/s | %s, %s | "
-            "memory %s\n",
-            (int)r->prompt_tokens, (int)r->cached_tokens,
-            rate(r->prompt_tokens - r->cached_tokens, r->prefill_seconds), (int)r->output_tokens,
-            rate(r->output_tokens, r->decode_seconds), info.backend, info.device,
+    print_speed(to, r);
+    fprintf(to, " | %s, %s | memory %s\n", info.backend, info.device,
             format_bytes(memory, sizeof memory, (double)peak_memory()));
 }
 

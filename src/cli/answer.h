@@ -37,7 +37,9 @@ void answer_end(struct answer *a);
 /* The assistant's turn as a message for lily_chat_prompt; NULL: out of memory. */
 json_t *answer_message(const struct answer *a);
 
-/* "prompt 23 tokens (0 cached) 512.3 tok/s, answer 45 tokens 85.1 tok/s | cpu, ... | memory ..." */
+/* "prompt 23 tokens (0 cached) 512.3 tok/s, answer 45 tokens 85.1 tok/s" */
+void print_speed(FILE *to, const lily_result *r);
+/* The same with backend, device and memory, as a line. */
 void print_statistics(FILE *to, const lily_engine *e, const lily_result *r);
 
 /* The parts of a run's document: text, reasoning, tool_calls, finish, usage, speed. */

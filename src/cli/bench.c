@@ -255,6 +255,7 @@ int cmd_bench(int argc, char **argv) {
          .min = 1,
          .max = 1000},
         MODEL_OPTIONS(&o.model),
+        JSON_OPTION(&o.model.json),
     };
     const struct usage usage = {
         .command = "bench",

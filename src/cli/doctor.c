@@ -8,7 +8,7 @@
 int cmd_doctor(int argc, char **argv) {
     bool json = false;
     const struct option options[] = {
-        OPT_FLAG("json", 0, &json, "one JSON document on standard output"),
+        JSON_OPTION(&json),
     };
     const struct usage usage = {
         .command = "doctor",

@@ -202,6 +202,7 @@ int cmd_eval(int argc, char **argv) {
         OPT(TEXT, "logits-out", 0, &o.logits_out, "FILE",
             "write every token's logits as float32 .npy [tokens, vocabulary]"),
         MODEL_OPTIONS(&o.model),
+        JSON_OPTION(&o.model.json),
     };
     const struct usage usage = {
         .command = "eval",

@@ -10,7 +10,7 @@ int cmd_inspect(int argc, char **argv) {
     const char *model = NULL, *operand = NULL;
     const struct option options[] = {
         OPT(TEXT, "model", 'm', &model, "PATH", "the same as the operand"),
-        OPT_FLAG("json", 0, &json, "one JSON document on standard output"),
+        JSON_OPTION(&json),
     };
     const struct usage usage = {
         .command = "inspect",

@@ -9,7 +9,8 @@ static _Atomic(lily_session *) running;
 
 /* lily_cancel only stores to an atomic, so a handler may call it. */
 static void note(int signal_number) {
-    if (!noted) noted = signal_number;
+    /* A request to end the program outweighs a Ctrl-C that came before it. */
+    if (!noted || signal_number != SIGINT) noted = signal_number;
     lily_session *s = atomic_load(&running);
     if (s) lily_cancel(s);
 }

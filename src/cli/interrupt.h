@@ -7,7 +7,7 @@
 /* From now on SIGINT, SIGTERM and SIGHUP are noted instead of ending the process. */
 void interrupt_catch(void);
 
-/* The first signal noted since the last clear, or 0. */
+/* The signal noted since the last clear, or 0. */
 int interrupted(void);
 void interrupt_clear(void);
 

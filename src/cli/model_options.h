@@ -26,8 +26,7 @@ struct model_options {
         OPT_RANGE(INT, "ctx", &(o)->context, "N", 0, 1 << 20,                                      \
                   "tokens of context; 0: what the command needs or the machine holds"),            \
         OPT_FLAG("keep-bf16", 0, &(o)->keep_bf16,                                                  \
-                 "run an unquantised folder as it is (backend ref only)"),                         \
-        OPT_FLAG("json", 0, &(o)->json, "one JSON document on standard output")
+                 "run an unquantised folder as it is (backend ref only)")
 #define MODEL_DEFAULTS                                                                             \
     { .backend = "auto" }
 

@@ -65,6 +65,8 @@ struct option {
         .min = (lo), .max = (hi), .given = (g)                                                     \
     }
 
+#define JSON_OPTION(v) OPT_FLAG("json", 0, v, "one JSON document on standard output")
+
 struct usage {
     const char *command;
     const char *operands; /* "[PROMPT]"; NULL: none */

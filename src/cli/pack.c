@@ -24,7 +24,7 @@ int cmd_pack(int argc, char **argv) {
     bool force = false, json = false;
     const struct option options[] = {
         OPT_FLAG("force", 0, &force, "overwrite OUT"),
-        OPT_FLAG("json", 0, &json, "one JSON document on standard output"),
+        JSON_OPTION(&json),
     };
     const struct usage usage = {
         .command = "pack",

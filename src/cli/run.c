@@ -121,6 +121,7 @@ int cmd_run(int argc, char **argv) {
         OPT_FLAG("stats", 0, &o.stats, "speed and memory on stderr even when nobody watches"),
         SAMPLING_OPTIONS(&o.sampling),
         MODEL_OPTIONS(&o.model),
+        JSON_OPTION(&o.model.json),
     };
     const struct usage usage = {
         .command = "run",

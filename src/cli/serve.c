@@ -61,6 +61,7 @@ int cmd_serve(int argc, char **argv) {
         OPT_RANGE(INT, "keepalive", &s->keepalive_seconds, "S", 1, 3600,
                   "seconds between comments on a silent stream"),
         MODEL_OPTIONS(&w.model),
+        JSON_OPTION(&w.model.json),
     };
     const struct usage usage = {
         .command = "serve",

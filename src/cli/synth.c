@@ -16,7 +16,7 @@ int cmd_synth(int argc, char **argv) {
         OPT(U64, "seed", 0, &o.seed, "N", "same seed, same checkpoint"),
         OPT_FLAG("packed", 0, &o.packed, "write a packed file instead of an MLX 4-bit folder"),
         OPT_FLAG("force", 0, &force, "write over an existing OUT"),
-        OPT_FLAG("json", 0, &json, "one JSON document on standard output"),
+        JSON_OPTION(&json),
     };
     const struct usage usage = {
         .command = "synth",

@@ -137,6 +137,7 @@ int cmd_tokenize(int argc, char **argv) {
                  "with --chat: keep the reasoning of earlier turns"),
         OPT_FLAG("text", 0, &o.text, "with --chat: print the rendered text, not its tokens"),
         MODEL_OPTIONS(&o.model),
+        JSON_OPTION(&o.model.json),
     };
     const struct usage usage = {
         .command = "tokenize",
