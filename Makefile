@@ -11,7 +11,7 @@ JOBS      := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 FUZZ_SECONDS ?= 20
 
 WARN   := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Wmissing-prototypes -Werror
-CFLAGS := -std=c11 -D_GNU_SOURCE -O3 -g $(WARN) -fvisibility=hidden -Iinclude -Isrc
+CFLAGS := -std=c11 -D_GNU_SOURCE -O3 -g -ffp-contract=off $(WARN) -fvisibility=hidden -Iinclude -Isrc
 ifneq ($(SAN),)
 CFLAGS += -O1 -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all
 endif

@@ -1,0 +1,293 @@
+/* Mathematics    y[T, R] = X[T, C] W[R, C]^T, W affine 4-bit in groups of 64, X signed 8-bit in the
+ *                same groups; float kernels: float_body.h.
+ * Memory         W row-major as stored (a group of a row is 32 bytes), X group-major (kernels.h).
+ *                matvec4 reads 16 rows side by side, 64 bytes of each at a time; matmul4 holds 16
+ *                rows x 64 columns unpacked in 16 registers and streams X past them.
+ * Threads        none here: the caller hands each thread its own multiple of 16 rows.
+ * Fusion         dequantisation in the product; agrees bit for bit with kernels_portable.c.
+ * Bytes          see docs/cpu.md, "Where the time goes", for bytes moved and fractions of the
+ * limit.
+ */
+#include "backend/cpu/kernels/kernels.h"
+
+#include <immintrin.h>
+
+#include "base/bf16.h"
+
+#define VN 16
+typedef float vf __attribute__((vector_size(VN * 4)));
+typedef float vf_u __attribute__((vector_size(VN * 4), aligned(4), may_alias));
+typedef int32_t vi __attribute__((vector_size(VN * 4)));
+#define V_SET(x)       ((vf)_mm512_set1_ps(x))
+#define V_FMA(a, b, c) ((vf)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#define V_MAX(a, b)    ((vf)_mm512_max_ps((__m512)(a), (__m512)(b)))
+#define V_BF16(p)      ((vf)widen_bf16(p))
+#define V_U8(p)        ((vf)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(p)))))
+#define ATTEND_HEADS   8
+
+static inline __m512 widen_bf16(const uint16_t *p) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
+#include "backend/cpu/kernels/float_body.h"
+
+static void quantise(const float *x, int32_t cols, const struct qrows *out, size_t row) {
+    /* Byte order after the packs below: dword k of lane l holds elements 16k + 4l ..; pick evens of
+     * each lane's 16 bytes into its low half, then gather the halves. */
+    const __m512i even_odd =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    const __m512i halves = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    for (int32_t g = 0; g < cols / GROUP; g++, x += GROUP) {
+        size_t at = (size_t)g * out->rows + row;
+        __m512 v[4], zero = _mm512_setzero_ps(), top = zero, poison = zero;
+        for (int i = 0; i < 4; i++) {
+            v[i] = _mm512_loadu_ps(x + 16 * i);
+            top = _mm512_max_ps(_mm512_abs_ps(v[i]), top); /* NaN first: keeps top */
+            poison = _mm512_fmadd_ps(v[i], zero, poison);
+        }
+        float largest = _mm512_reduce_max_ps(top);
+        float inverse = largest > QUANT_TINY ? 127.0f / largest : 0.0f;
+        __m512i code[4], sum = _mm512_setzero_si512();
+        for (int i = 0; i < 4; i++) {
+            code[i] = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], _mm512_set1_ps(inverse)));
+            sum = _mm512_add_epi32(sum, code[i]);
+        }
+        __m512i bytes = _mm512_castsi128_si512(_mm512_cvtepi32_epi8(code[0]));
+        bytes = _mm512_inserti32x4(bytes, _mm512_cvtepi32_epi8(code[1]), 1);
+        bytes = _mm512_inserti32x4(bytes, _mm512_cvtepi32_epi8(code[2]), 2);
+        bytes = _mm512_inserti32x4(bytes, _mm512_cvtepi32_epi8(code[3]), 3);
+        bytes = _mm512_permutexvar_epi64(halves, _mm512_shuffle_epi8(bytes, even_odd));
+        _mm512_storeu_si512(out->q + at * GROUP, bytes);
+        float scale = largest > QUANT_TINY ? largest * (1.0f / 127.0f) : 0.0f;
+        scale += _mm512_reduce_add_ps(poison);
+        out->s[at * 2] = scale;
+        out->s[at * 2 + 1] = scale * (float)_mm512_reduce_add_epi32(sum);
+    }
+}
+
+/* Scales or biases of 16 rows as float, group by group: out[g * 16 + i] = row i. Two groups share
+ * a dword, so one gather of 16 rows serves both; the last of an odd number is read alone. */
+static inline void transpose_bf16(const uint16_t *rows, int32_t groups, float *out) {
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000);
+    const __m512i stride =
+        _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                           _mm512_set1_epi32(groups));
+    int32_t g = 0;
+    for (; g + 1 < groups; g += 2) {
+        __m512i pair = _mm512_i32gather_epi32(stride, (const void *)(rows + g), 2);
+        _mm512_store_si512(out + g * 16, _mm512_slli_epi32(pair, 16));
+        _mm512_store_si512(out + g * 16 + 16, _mm512_and_si512(pair, high));
+    }
+    if (g < groups) {
+        for (int32_t i = 0; i < 16; i++) {
+            out[g * 16 + i] = bf16_to_f32(rows[(size_t)i * (size_t)groups + (size_t)g]);
+        }
+    }
+}
+
+struct row_scales {
+    _Alignas(64) float scale[MAX_COLS / GROUP * 16];
+    _Alignas(64) float bias[MAX_COLS / GROUP * 16];
+};
+
+static inline void load_scales(const struct mat *m, int32_t r, struct row_scales *s) {
+    int32_t groups = m->cols / GROUP;
+    size_t at = (size_t)r * (size_t)groups;
+    transpose_bf16(m->scales + at, groups, s->scale);
+    transpose_bf16(m->biases + at, groups, s->bias);
+}
+
+/* y + (dot * (ws * xs) + wb * xt), each operation rounded once. */
+static inline __m512 add_group(__m512 y, __m512i dots, const float *ws, const float *wb,
+                               const float *xs) {
+    __m512 weight = _mm512_mul_ps(_mm512_load_ps(ws), _mm512_set1_ps(xs[0]));
+    __m512 bias = _mm512_mul_ps(_mm512_load_ps(wb), _mm512_set1_ps(xs[1]));
+    return _mm512_add_ps(y, _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dots), weight), bias));
+}
+
+/* One row's products with 128 columns (two groups), as 16 partial sums: lanes 0-7 group one. */
+static inline __m512i row_pair(const uint8_t *codes, __m512i even, __m512i odd) {
+    const __m512i mask = _mm512_set1_epi8(15);
+    __m512i packed = _mm512_loadu_si512(codes);
+    __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_and_si512(packed, mask), even);
+    return _mm512_dpbusd_epi32(sum, _mm512_and_si512(_mm512_srli_epi16(packed, 4), mask), odd);
+}
+
+/* Sums of four rows over each 128-bit lane: lane l of the result is {a, b, c, d} summed in l. */
+static inline __m512i sum_lanes(__m512i a, __m512i b, __m512i c, __m512i d) {
+    __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+}
+
+/* Lanes {x0 + x1, x2 + x3, y0 + y1, y2 + y3}. */
+static inline __m512i fold_lanes(__m512i x, __m512i y) {
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(x, y, 0x88), _mm512_shuffle_i32x4(x, y, 0xdd));
+}
+
+static inline __m512i four_rows(const uint8_t *codes, size_t stride, __m512i even, __m512i odd) {
+    __m512i a = row_pair(codes, even, odd), b = row_pair(codes + stride, even, odd);
+    __m512i c = row_pair(codes + 2 * stride, even, odd);
+    __m512i d = row_pair(codes + 3 * stride, even, odd);
+    return sum_lanes(a, b, c, d);
+}
+
+/* The last group of an odd number: half a vector per row. */
+static inline __m512i last_group(const uint8_t *codes, size_t stride, const int8_t *x) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    __m256i even = _mm256_loadu_si256((const void *)x);
+    __m256i odd = _mm256_loadu_si256((const void *)(x + 32));
+    _Alignas(64) int32_t dots[16];
+    for (int i = 0; i < 16; i++) {
+        __m256i packed = _mm256_loadu_si256((const void *)(codes + (size_t)i * stride));
+        __m256i sum =
+            _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_and_si256(packed, mask), even);
+        sum = _mm256_dpbusd_epi32(sum, _mm256_and_si256(_mm256_srli_epi16(packed, 4), mask), odd);
+        __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+        s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+        dots[i] = _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+    }
+    return _mm512_load_si512(dots);
+}
+
+static void matvec4(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x,
+                    float *out) {
+    int32_t groups = m->cols / GROUP;
+    size_t stride = mat_row_bytes(m), step = x->rows * GROUP;
+    struct row_scales scales;
+    for (int32_t r = r0; r < r1; r += ROW_BLOCK) {
+        const uint8_t *codes = m->data + (size_t)r * stride;
+        load_scales(m, r, &scales);
+        __m512 y = _mm512_setzero_ps();
+        int32_t g = 0;
+        for (; g + 1 < groups; g += 2, codes += GROUP) {
+            __m512i x0 = _mm512_loadu_si512(x->q + (size_t)g * step);
+            __m512i x1 = _mm512_loadu_si512(x->q + (size_t)(g + 1) * step);
+            __m512i even = _mm512_shuffle_i64x2(x0, x1, 0x44);
+            __m512i odd = _mm512_shuffle_i64x2(x0, x1, 0xee);
+            __m512i r03 = four_rows(codes, stride, even, odd);
+            __m512i r47 = four_rows(codes + 4 * stride, stride, even, odd);
+            __m512i r8b = four_rows(codes + 8 * stride, stride, even, odd);
+            __m512i rcf = four_rows(codes + 12 * stride, stride, even, odd);
+            /* lanes {rows 0-3 of g, 0-3 of g + 1, 4-7 of g, 4-7 of g + 1}, then the other rows */
+            __m512i low = fold_lanes(r03, r47), up = fold_lanes(r8b, rcf);
+            const float *ws = scales.scale + g * 16, *wb = scales.bias + g * 16;
+            const float *xs = x->s + (size_t)g * x->rows * 2;
+            y = add_group(y, _mm512_shuffle_i32x4(low, up, 0x88), ws, wb, xs);
+            y = add_group(y, _mm512_shuffle_i32x4(low, up, 0xdd), ws + 16, wb + 16,
+                          xs + x->rows * 2);
+        }
+        if (g < groups) {
+            __m512i dots = last_group(codes, stride, x->q + (size_t)g * step);
+            y = add_group(y, dots, scales.scale + g * 16, scales.bias + g * 16,
+                          x->s + (size_t)g * x->rows * 2);
+        }
+        _mm512_storeu_ps(out + (r - r0), y);
+    }
+}
+
+/* Four dwords of each of eight rows, rows in lanes: in[i] holds 32 bytes of row i, then of row
+ * i + 4 (i < 4). out[k] = {dword k of rows 0-3, dword k + 4 of rows 0-3, the same of rows 4-7}. */
+static inline void transpose_4x4(const __m512i in[4], __m512i out[4]) {
+    __m512i a = _mm512_unpacklo_epi32(in[0], in[1]), b = _mm512_unpackhi_epi32(in[0], in[1]);
+    __m512i c = _mm512_unpacklo_epi32(in[2], in[3]), d = _mm512_unpackhi_epi32(in[2], in[3]);
+    out[0] = _mm512_unpacklo_epi64(a, c);
+    out[1] = _mm512_unpackhi_epi64(a, c);
+    out[2] = _mm512_unpacklo_epi64(b, d);
+    out[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+static inline __m512i two_rows(const uint8_t *first, const uint8_t *second) {
+    __m512i v = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)first));
+    return _mm512_inserti64x4(v, _mm256_loadu_si256((const void *)second), 1);
+}
+
+/* One group of 16 rows: even[k] holds elements 8k, 8k+2, 8k+4, 8k+6 of each row in its dword,
+ * odd[k] the elements between. */
+static inline void unpack_group(const uint8_t *codes, size_t stride, __m512i even[8],
+                                __m512i odd[8]) {
+    const __m512i mask = _mm512_set1_epi8(15);
+    __m512i in[4], low[4], up[4];
+    for (size_t i = 0; i < 4; i++) in[i] = two_rows(codes + i * stride, codes + (i + 4) * stride);
+    transpose_4x4(in, low);
+    codes += 8 * stride;
+    for (size_t i = 0; i < 4; i++) in[i] = two_rows(codes + i * stride, codes + (i + 4) * stride);
+    transpose_4x4(in, up);
+    for (int k = 0; k < 4; k++) {
+        __m512i first = _mm512_shuffle_i32x4(low[k], up[k], 0x88);
+        __m512i second = _mm512_shuffle_i32x4(low[k], up[k], 0xdd);
+        even[k] = _mm512_and_si512(first, mask);
+        odd[k] = _mm512_and_si512(_mm512_srli_epi16(first, 4), mask);
+        even[k + 4] = _mm512_and_si512(second, mask);
+        odd[k + 4] = _mm512_and_si512(_mm512_srli_epi16(second, 4), mask);
+    }
+}
+
+/* Four consecutive inputs, in every dword. */
+static inline __m512i spread(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+/* Dots of 16 rows with one input row over a group: complete sums, no reduction across lanes. */
+static inline __m512i group_dots(const __m512i even[8], const __m512i odd[8], const int8_t *x) {
+    __m512i s0 = _mm512_setzero_si512(), s1 = s0, s2 = s0, s3 = s0;
+    for (int k = 0; k < 8; k += 2) {
+        s0 = _mm512_dpbusd_epi32(s0, even[k], spread(x + 4 * k));
+        s1 = _mm512_dpbusd_epi32(s1, even[k + 1], spread(x + 4 * k + 4));
+        s2 = _mm512_dpbusd_epi32(s2, odd[k], spread(x + 32 + 4 * k));
+        s3 = _mm512_dpbusd_epi32(s3, odd[k + 1], spread(x + 36 + 4 * k));
+    }
+    return _mm512_add_epi32(_mm512_add_epi32(s0, s1), _mm512_add_epi32(s2, s3));
+}
+
+/* 16 rows of m times up to TOKEN_BLOCK rows of x; at[t] is the row of x. Sums live in y[t][16]. */
+static void block_product(const struct mat *m, int32_t r, const struct qrows *x, const size_t *at,
+                          int32_t n, float *y) {
+    int32_t groups = m->cols / GROUP;
+    size_t stride = mat_row_bytes(m);
+    const uint8_t *codes = m->data + (size_t)r * stride;
+    struct row_scales scales;
+    load_scales(m, r, &scales);
+    for (int32_t t = 0; t < n; t++) _mm512_store_ps(y + t * 16, _mm512_setzero_ps());
+    for (int32_t g = 0; g < groups; g++, codes += GROUP / 2) {
+        __m512i even[8], odd[8];
+        unpack_group(codes, stride, even, odd);
+        const int8_t *xq = x->q + (size_t)g * x->rows * GROUP;
+        const float *xs = x->s + (size_t)g * x->rows * 2;
+        for (int32_t t = 0; t < n; t++) {
+            __m512i dots = group_dots(even, odd, xq + at[t] * GROUP);
+            __m512 sum = add_group(_mm512_load_ps(y + t * 16), dots, scales.scale + g * 16,
+                                   scales.bias + g * 16, xs + at[t] * 2);
+            _mm512_store_ps(y + t * 16, sum);
+        }
+    }
+}
+
+static void matmul4(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x,
+                    const int32_t *index, int32_t n, float *out, size_t ldo) {
+    _Alignas(64) float y[TOKEN_BLOCK * 16];
+    size_t at[TOKEN_BLOCK];
+    for (int32_t t0 = 0; t0 < n; t0 += TOKEN_BLOCK) {
+        int32_t block = n - t0 < TOKEN_BLOCK ? n - t0 : TOKEN_BLOCK;
+        for (int32_t t = 0; t < block; t++) at[t] = (size_t)(index ? index[t0 + t] : t0 + t);
+        for (int32_t r = r0; r < r1; r += ROW_BLOCK) {
+            block_product(m, r, x, at, block, y);
+            float *o = out + (size_t)t0 * ldo + (size_t)(r - r0);
+            for (int32_t t = 0; t < block; t++, o += ldo) {
+                _mm512_storeu_ps(o, _mm512_load_ps(y + t * 16));
+            }
+        }
+    }
+}
+
+const struct kernels kernels_avx512 = {
+    .name = "avx512-vnni",
+    .why = "AVX-512 F, BW, VL, DQ and VNNI",
+    .quantise = quantise,
+    .matvec4 = matvec4,
+    .matmul4 = matmul4,
+    FLOAT_KERNELS,
+};
