@@ -1,0 +1,180 @@
+/* One request: read the prompt, then sample, split, append, until something ends it. */
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "engine/session.h"
+#include "text/reply.h"
+
+struct run {
+    lily_session *session;
+    const lily_request *request;
+    struct reply *reply; /* NULL without a tokenizer */
+    json_t *tools;
+    int32_t limit; /* output tokens at most */
+    bool refused;  /* on_event asked to stop: it is not called again */
+    bool in_think; /* the next token is inside the think block */
+    bool ended;    /* by an end-of-turn token */
+};
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static int emit(struct run *r, const lily_event *event) {
+    if (!r->request->on_event || r->refused) return r->refused ? LILY_ECANCELED : 0;
+    if (r->request->on_event(r->request->arg, event) == 0) return 0;
+    r->refused = true;
+    return LILY_ECANCELED;
+}
+
+static int on_progress(void *arg, int32_t done, int32_t total) {
+    return emit(
+        arg, &(lily_event){.kind = LILY_EVENT_PREFILL, .text = "", .done = done, .total = total});
+}
+
+static int on_reply(void *arg, const struct reply_event *event) {
+    static const enum lily_event_kind kinds[] = {
+        [REPLY_REASONING] = LILY_EVENT_REASONING,   [REPLY_CONTENT] = LILY_EVENT_CONTENT,
+        [REPLY_TOOL_BEGIN] = LILY_EVENT_TOOL_BEGIN, [REPLY_TOOL_ARGS] = LILY_EVENT_TOOL_ARGS,
+        [REPLY_TOOL_END] = LILY_EVENT_TOOL_END,
+    };
+    return emit(arg, &(lily_event){.kind = kinds[event->kind],
+                                   .text = event->text ? event->text : "",
+                                   .n = event->n,
+                                   .call = event->call});
+}
+
+/* ---- start ----------------------------------------------------------------------------------- */
+
+static int check_room(struct run *r, lily_err *err) {
+    const lily_request *q = r->request;
+    int32_t context = r->session->context;
+    if (q->max_tokens < 0) {
+        return ERR(err, LILY_EINVAL, "max_tokens: found %d, expected 0 (no limit) or more",
+                   q->max_tokens);
+    }
+    if (q->n_prompt >= (size_t)context) {
+        return ERR(err, LILY_ECONTEXT,
+                   "prompt: found %zu tokens, expected fewer than the context of %d; shorten it or "
+                   "ask for a larger context",
+                   q->n_prompt, context);
+    }
+    r->limit = context - (int32_t)q->n_prompt;
+    if (q->max_tokens > r->limit) {
+        engine_log(r->session->engine,
+                   "max_tokens: %d lowered to %d: the prompt has %zu tokens and the context %d",
+                   q->max_tokens, r->limit, q->n_prompt, context);
+    } else if (q->max_tokens > 0) {
+        r->limit = q->max_tokens;
+    }
+    return 0;
+}
+
+static int open_reply(struct run *r, lily_err *err) {
+    const lily_request *q = r->request;
+    const lily_engine *e = r->session->engine;
+    if (!e->tokenizer) {
+        if (q->n_stops == 0) return 0;
+        return ERR(err, LILY_EINVAL, "stop: the checkpoint has no tokenizer.json to find text by");
+    }
+    if (q->tools) {
+        json_error_t at;
+        r->tools = json_loads(q->tools, 0, &at);
+        if (!json_is_array(r->tools)) {
+            return ERR(err, LILY_EINVAL, "tools: expected a JSON array%s%s", r->tools ? "" : ": ",
+                       r->tools ? "" : at.text);
+        }
+    }
+    const struct reply_options options = {.tokenizer = e->tokenizer,
+                                          .in_think = q->in_think,
+                                          .tools = r->tools,
+                                          .stops = q->stops,
+                                          .n_stops = q->n_stops};
+    return reply_new(&options, on_reply, r, &r->reply, err);
+}
+
+/* ---- decoding -------------------------------------------------------------------------------- */
+
+static bool ends_turn(const lily_engine *e, int32_t id) {
+    for (int32_t i = 0; i < e->defaults.n_stops; i++) {
+        if (e->defaults.stops[i] == id) return true;
+    }
+    return false;
+}
+
+static void count(struct run *r, int32_t id, lily_result *result) {
+    const lily_engine *e = r->session->engine;
+    result->output_tokens++;
+    result->reasoning_tokens += r->in_think;
+    /* A tool call that starts inside the think block ends it as well. */
+    if (id == e->think_end || id == e->tool_call) r->in_think = false;
+}
+
+/* Samples until the request ends; the last token sampled is not appended to the session. */
+static int decode(struct run *r, lily_result *result, lily_err *err) {
+    lily_session *s = r->session;
+    for (;;) {
+        bool stopped = false;
+        int32_t id = sampler_pick(s->sampler, s->logits);
+        bool end = ends_turn(s->engine, id);
+        count(r, id, result);
+        if (end && !r->request->ignore_eos) {
+            r->ended = true;
+            result->finish = LILY_FINISH_STOP;
+            return 0;
+        }
+        int rc = r->reply && !end ? reply_push(r->reply, id, &stopped, err) : 0;
+        if (rc) return rc;
+        result->finish = stopped ? LILY_FINISH_STOP : LILY_FINISH_LENGTH;
+        if (stopped || result->output_tokens == r->limit) return 0;
+        if (session_cancelled(s)) return ERR(err, LILY_ECANCELED, "generation: cancelled");
+        if ((rc = session_step(s, id, err))) return rc;
+    }
+}
+
+/* Hands out what the splitter held back and settles how the request ended. */
+static int finish(struct run *r, int rc, lily_result *result, lily_err *err) {
+    bool cancelled = rc == LILY_ECANCELED || r->refused;
+    if (cancelled) rc = 0;
+    if (!rc && r->reply && !r->refused) {
+        rc = reply_finish(r->reply, err);
+        if (r->refused) cancelled = true, rc = 0;
+    }
+    if (rc) return rc;
+    if (cancelled) {
+        result->finish = LILY_FINISH_CANCELLED;
+    } else if (r->ended && r->reply && reply_tool_calls(r->reply) > 0) {
+        result->finish = LILY_FINISH_TOOLS;
+    }
+    return 0;
+}
+
+int lily_generate(lily_session *s, const lily_request *request, lily_result *result,
+                  lily_err *err) {
+    struct run r = {.session = s, .request = request, .in_think = request->in_think};
+    lily_sampling defaults;
+    double start = clock_seconds(), read = start;
+    int rc;
+    *result = (lily_result){0};
+    atomic_store(&s->cancel, false);
+    lily_sampling_defaults(s->engine, request->in_think, &defaults);
+    const lily_sampling *sampling = request->sampling ? request->sampling : &defaults;
+    if ((rc = check_room(&r, err)) ||
+        (rc = sampler_begin(s->sampler, sampling, request->prompt, request->n_prompt, err)) ||
+        (rc = open_reply(&r, err))) {
+        goto out;
+    }
+    result->seed = sampler_seed(s->sampler);
+    result->prompt_tokens = (int32_t)request->n_prompt;
+    rc = session_sync(s, request->prompt, request->n_prompt, on_progress, &r,
+                      &result->cached_tokens, err);
+    read = clock_seconds();
+    if (!rc) rc = decode(&r, result, err);
+    rc = finish(&r, rc, result, err);
+    result->prefill_seconds = read - start;
+    result->decode_seconds = clock_seconds() - read;
+out:
+    reply_free(r.reply);
+    json_decref(r.tools);
+    return rc;
+}

@@ -1,0 +1,318 @@
+#include "engine/session.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STRIDE = 4096 }; /* a long prompt is checkpointed each so many tokens as well */
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+int lily_session_new(lily_engine *e, int32_t context, lily_session **out, lily_err *err) {
+    *out = NULL;
+    if (context < 0 || context > e->context) {
+        return ERR(err, LILY_EINVAL,
+                   "session context: found %d tokens, expected 1 to %d, or 0 for all; open the "
+                   "engine with a larger context",
+                   context, e->context);
+    }
+    if (e->sessions == e->max_sessions) {
+        return ERR(err, LILY_EBUSY,
+                   "session: found all %d in use; free one or open the engine with more",
+                   e->max_sessions);
+    }
+    lily_session *s = calloc(1, sizeof *s);
+    if (!s) return ERR_NOMEM(err, "session");
+    s->engine = e;
+    s->context = context ? context : e->context;
+    s->tokens = malloc((size_t)s->context * sizeof *s->tokens);
+    s->logits = malloc((size_t)e->weights->shape->vocab * sizeof *s->logits);
+    atomic_init(&s->cancel, false);
+    states_init(&s->states, e->backend->state_bytes(e->model), e->state_bytes);
+    e->sessions++;
+    int rc = s->tokens && s->logits ? 0 : ERR_NOMEM(err, "session");
+    if (rc || (rc = sampler_new(&e->vocab, &s->sampler, err)) ||
+        (rc = e->backend->session_new(e->model, s->context, &s->backend, err))) {
+        lily_session_free(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+void lily_session_free(lily_session *s) {
+    if (!s) return;
+    if (s->backend) s->engine->backend->session_free(s->backend);
+    s->engine->sessions--;
+    states_free(&s->states);
+    sampler_free(s->sampler);
+    free(s->tokens);
+    free(s->logits);
+    free(s);
+}
+
+void lily_session_reset(lily_session *s) {
+    s->engine->backend->reset(s->backend);
+    s->held = 0;
+    s->has_logits = false;
+    states_clear(&s->states);
+}
+
+void lily_cancel(lily_session *s) {
+    atomic_store(&s->cancel, true);
+}
+
+bool session_cancelled(lily_session *s) {
+    return atomic_load(&s->cancel);
+}
+
+int32_t session_position(const lily_session *s) {
+    return s->engine->backend->position(s->backend);
+}
+
+const float *lily_session_logits(const lily_session *s) {
+    return s->has_logits ? s->logits : NULL;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static int check_ids(const lily_session *s, const int32_t *ids, size_t n, lily_err *err) {
+    int32_t vocab = s->engine->weights->shape->vocab;
+    if (n == 0) return ERR(err, LILY_EINVAL, "prompt: found no tokens, expected at least one");
+    if (n > (size_t)s->context) {
+        return ERR(err, LILY_ECONTEXT,
+                   "prompt: found %zu tokens, expected at most the context of %d; shorten it or "
+                   "ask for a larger context",
+                   n, s->context);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] >= 0 && ids[i] < vocab) continue;
+        return ERR(err, LILY_EINVAL, "prompt: found token id %d at %zu, expected 0 to %d", ids[i],
+                   i, vocab - 1);
+    }
+    return 0;
+}
+
+/* A number is finite unless all bits of its exponent are set; the loop compiles to vector code. */
+static bool all_finite(const float *x, int32_t n) {
+    uint32_t bad = 0;
+    for (int32_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    return !bad;
+}
+
+/* Accepts the logits the backend just wrote. A non-finite value has come from the state or will be
+ * in it, and would spoil every later token: the session starts over. */
+static int accept_logits(lily_session *s, lily_err *err) {
+    s->has_logits = all_finite(s->logits, s->engine->weights->shape->vocab);
+    if (s->has_logits) return 0;
+    int32_t position = session_position(s);
+    lily_session_reset(s);
+    return ERR(err, LILY_ENUMERIC,
+               "logits: found non-finite values after token %d; the session was emptied, so that "
+               "the next request starts clean; if it happens again, check the model's files",
+               position);
+}
+
+/* After a failed backend call nothing is known about its state. */
+static int fail(lily_session *s, int rc) {
+    lily_session_reset(s);
+    return rc;
+}
+
+/* ---- checkpoints ----------------------------------------------------------------------------- */
+
+static void take_checkpoint(lily_session *s, int32_t pos, bool decode) {
+    lily_err err;
+    void *room = states_add(&s->states, pos, decode, s->forks, s->n_forks);
+    if (room && s->engine->backend->state_save(s->backend, room, &err)) {
+        states_remove(&s->states, pos); /* a checkpoint less costs time only */
+        engine_log(s->engine, "state checkpoint at token %d: %s", pos, err.msg);
+    }
+}
+
+static void add_fork(lily_session *s, int32_t pos) {
+    pos -= pos % BACKEND_GRID;
+    if (pos > 0) s->forks[s->n_forks++] = pos;
+}
+
+/* Where later prompts are likely to part from this one. Turns start with <|im_start|>: the second
+ * one ends the system message, the last begins the answer (a stripped think block changes what
+ * follows), the one before it the last message (edits). The last token serves repetitions. */
+static void find_forks(lily_session *s, const int32_t *ids, int32_t n) {
+    int32_t turns = 0, second = 0, last = 0, before_last = 0;
+    s->n_forks = 0;
+    for (int32_t i = 0; i < n && s->engine->im_start >= 0; i++) {
+        if (ids[i] != s->engine->im_start) continue;
+        if (++turns == 2) second = i;
+        before_last = last;
+        last = i;
+    }
+    add_fork(s, second);
+    add_fork(s, before_last);
+    add_fork(s, last);
+    add_fork(s, n - 1);
+}
+
+/* The next position in (pos, n] where reading pauses for a checkpoint, or n. */
+static int32_t next_stop(const lily_session *s, int32_t pos, int32_t n) {
+    int32_t stop = n;
+    for (int32_t i = 0; i < s->n_forks; i++) {
+        if (s->forks[i] > pos && s->forks[i] < stop) stop = s->forks[i];
+    }
+    int32_t stride = STRIDE - pos % STRIDE;
+    return stop - pos > stride ? pos + stride : stop;
+}
+
+static bool is_stop(const lily_session *s, int32_t pos) {
+    if (pos % STRIDE == 0) return true;
+    for (int32_t i = 0; i < s->n_forks; i++) {
+        if (s->forks[i] == pos) return true;
+    }
+    return false;
+}
+
+/* ---- sync ------------------------------------------------------------------------------------ */
+
+/* Forgets tokens[from, held) and what was computed from them. */
+static void truncate(lily_session *s, int32_t from) {
+    if (from >= s->held) return;
+    s->held = from;
+    states_drop_above(&s->states, from);
+}
+
+/* Takes the backend as near to the end of ids[n] as can be without reading a wrong token; returns
+ * the position. Logits survive only an exact repetition; otherwise at least one token is left to
+ * read, for the logits after it. */
+static int32_t go_back(lily_session *s, const int32_t *ids, int32_t n) {
+    const struct backend *b = s->engine->backend;
+    int32_t pos = session_position(s), common = 0;
+    while (common < n && common < s->held && s->tokens[common] == ids[common]) common++;
+    truncate(s, common);
+    if (common == n && pos == n && s->has_logits) return n;
+    s->has_logits = false;
+    int32_t most = common < n ? common : n - 1;
+    const struct state *state = states_find(&s->states, most);
+    if (pos <= most && (!state || state->pos <= pos)) return pos;
+    lily_err err;
+    if (state && b->state_restore(s->backend, state->data, state->pos, &err) == 0) {
+        return state->pos;
+    }
+    if (state) engine_log(s->engine, "state checkpoint at token %d: %s", state->pos, err.msg);
+    lily_session_reset(s);
+    return 0;
+}
+
+/* Reads one chunk of ids[n] from pos; returns a code, and the new position in *pos. */
+static int read_chunk(lily_session *s, const int32_t *ids, int32_t n, int32_t *pos, lily_err *err) {
+    int32_t stop = next_stop(s, *pos, n);
+    struct prefill_step step = {
+        .ids = ids + *pos, .n = stop - *pos, .logits = stop == n ? s->logits : NULL};
+    int rc = s->engine->backend->prefill(s->backend, &step, err);
+    if (rc) return fail(s, rc);
+    if (step.done < 1 || step.done > step.n) {
+        return fail(s, ERR(err, LILY_EBACKEND, "backend %s: read %d of %d tokens",
+                           s->engine->backend->name, step.done, step.n));
+    }
+    memcpy(s->tokens + *pos, ids + *pos, (size_t)step.done * sizeof *ids);
+    *pos += step.done;
+    if (*pos > s->held) s->held = *pos;
+    if (is_stop(s, *pos)) take_checkpoint(s, *pos, false);
+    return 0;
+}
+
+int session_sync(lily_session *s, const int32_t *ids, size_t count, session_progress_fn progress,
+                 void *arg, int32_t *cached, lily_err *err) {
+    int rc = check_ids(s, ids, count, err);
+    if (rc) return rc;
+    int32_t n = (int32_t)count;
+    find_forks(s, ids, n);
+    int32_t pos = *cached = go_back(s, ids, n);
+    if (progress && progress(arg, pos, n)) goto cancelled;
+    if (pos == n) return 0;
+    while (pos < n) {
+        if (session_cancelled(s)) goto cancelled;
+        if ((rc = read_chunk(s, ids, n, &pos, err))) return rc;
+        if (progress && progress(arg, pos, n)) goto cancelled;
+    }
+    return accept_logits(s, err);
+cancelled:
+    return ERR(err, LILY_ECANCELED, "prompt: cancelled after %d of %d tokens", pos, n);
+}
+
+int session_step(lily_session *s, int32_t id, lily_err *err) {
+    const struct backend *b = s->engine->backend;
+    int32_t pos = session_position(s);
+    if (pos >= s->context) {
+        return ERR(err, LILY_ECONTEXT, "context: full with %d tokens; ask for a larger one", pos);
+    }
+    /* One slot now; a scheduler will submit several, and the device will sample. */
+    struct decode_slot slot = {.session = s->backend, .token = id, .logits = s->logits};
+    struct decode_result result;
+    if (pos < s->held && s->tokens[pos] != id) truncate(s, pos);
+    s->has_logits = false;
+    int rc = b->decode_submit(s->engine->model, &slot, 1, err);
+    if (!rc) rc = b->decode_wait(s->engine->model, &result, 1, err);
+    if (rc) return fail(s, rc);
+    s->tokens[pos++] = id;
+    if (pos > s->held) s->held = pos;
+    if ((rc = accept_logits(s, err))) return rc;
+    if (pos % BACKEND_GRID == 0) take_checkpoint(s, pos, true);
+    return 0;
+}
+
+int lily_session_sync(lily_session *s, const int32_t *ids, size_t n, lily_err *err) {
+    int32_t cached;
+    atomic_store(&s->cancel, false);
+    return session_sync(s, ids, n, NULL, NULL, &cached, err);
+}
+
+int lily_session_step(lily_session *s, int32_t id, lily_err *err) {
+    int32_t vocab = s->engine->weights->shape->vocab;
+    if (id < 0 || id >= vocab) {
+        return ERR(err, LILY_EINVAL, "step: found token id %d, expected 0 to %d", id, vocab - 1);
+    }
+    return session_step(s, id, err);
+}
+
+/* ---- evaluation ------------------------------------------------------------------------------ */
+
+int lily_session_score(lily_session *s, const int32_t *ids, size_t n, lily_logits_fn row, void *arg,
+                       lily_err *err) {
+    enum { ROWS = 64 }; /* logits rows held at once: 64 MB at 248,320 */
+    const struct backend *b = s->engine->backend;
+    size_t vocab = (size_t)s->engine->weights->shape->vocab;
+    int rc = check_ids(s, ids, n, err);
+    if (rc) return rc;
+    float *logits = malloc(ROWS * vocab * sizeof *logits);
+    if (!logits) return ERR_NOMEM(err, "evaluation");
+    atomic_store(&s->cancel, false);
+    lily_session_reset(s);
+    for (size_t pos = 0; pos < n && !rc;) {
+        size_t rest = n - pos;
+        struct prefill_step step = {
+            .ids = ids + pos, .n = rest < ROWS ? (int32_t)rest : ROWS, .all_logits = logits};
+        if ((rc = b->prefill(s->backend, &step, err))) break;
+        memcpy(s->tokens + pos, ids + pos, (size_t)step.done * sizeof *ids);
+        s->held += step.done;
+        for (int32_t i = 0; i < step.done && !rc; i++, pos++) {
+            memcpy(s->logits, logits + (size_t)i * vocab, vocab * sizeof *logits);
+            if (!all_finite(s->logits, (int32_t)vocab)) {
+                rc = ERR(err, LILY_ENUMERIC, "logits: found non-finite values after token %zu",
+                         pos + 1);
+            } else if (session_cancelled(s) || (row && row(arg, pos, s->logits))) {
+                rc = ERR(err, LILY_ECANCELED, "evaluation: cancelled after token %zu", pos + 1);
+            }
+        }
+    }
+    if (rc) {
+        lily_session_reset(s);
+    } else {
+        s->has_logits = true;
+    }
+    free(logits);
+    return rc;
+}

@@ -1,0 +1,49 @@
+/* State checkpoints of one session: copies of the recurrent and convolution state at positions of
+ * its token sequence, from which an edited prompt resumes. The KV cache is per position and needs
+ * no copy; this state is the part that cannot be taken back (63 MB for the real model).
+ *
+ * Invariant: every checkpoint was taken at its position of the session's present tokens. The
+ * session keeps it by calling states_drop_above before it changes a token. */
+#ifndef LILY_ENGINE_STATES_H
+#define LILY_ENGINE_STATES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+enum { STATES_MAX = 32 };
+
+struct state {
+    int32_t pos;
+    bool decode; /* taken while generating: only the last two of these are kept */
+    void *data;  /* [bytes] */
+};
+
+struct states {
+    size_t bytes;                   /* of one state */
+    int32_t limit;                  /* checkpoints the budget allows, at most STATES_MAX */
+    int32_t n;                      /* taken */
+    struct state entry[STATES_MAX]; /* [n] by ascending position */
+    void *spare[STATES_MAX];        /* [n_spare] memory of dropped ones, for the next */
+    int32_t n_spare;
+};
+
+void states_init(struct states *s, size_t bytes, uint64_t budget);
+void states_free(struct states *s);
+void states_clear(struct states *s); /* forgets all, keeps the memory */
+
+void states_drop_above(struct states *s, int32_t pos);
+
+/* The checkpoint nearest to pos at or below it, or NULL. */
+const struct state *states_find(const struct states *s, int32_t pos);
+
+/* Room for a checkpoint at pos, to be filled by the caller before the next call, or NULL: there is
+ * one already, no budget, or no memory. When all are taken the one goes whose loss costs least, the
+ * nearest to its predecessor; of those in keep[n_keep] none for a decode checkpoint, and for others
+ * only if nothing else is left. */
+void *states_add(struct states *s, int32_t pos, bool decode, const int32_t *keep, int32_t n_keep);
+void states_remove(struct states *s, int32_t pos); /* the caller could not fill it */
+
+#endif
