@@ -133,7 +133,7 @@ static void print_row(struct bench_work *w, const struct bench_row *row) {
     printf("%-8s %7d %7d %10.2f %7.1f %% %8s %9s  %016llx%s\n", row->prefill ? "prefill" : "decode",
            (int)row->n, (int)row->depth, row->tok_s, row->spread * 100, gb_s, fraction,
            (unsigned long long)row->digest, row->repeated ? "" : " differs between runs");
-    fflush(stdout);
+    output_flush();
 }
 
 /* One warm-up of the exact shape, then the repeats. */

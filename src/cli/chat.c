@@ -252,16 +252,16 @@ static bool ask_tool_results(struct chat *c, const json_t *calls) {
 static int take_turn(struct chat *c, lily_err *err) {
     bool again;
     do {
-        struct answer answer;
+        struct printout answer;
         lily_result result;
-        answer_start(&answer, false);
+        printout_start(&answer, false);
         interrupt_clear();
         int rc = conversation_answer(&c->talk, &answer, &result, err);
         if (!rc) print_turn_end(c, &result);
         if (!rc && answer.output_failed) c->leaving = true;
         again = !rc && result.finish == LILY_FINISH_TOOLS && !c->leaving;
         if (again) again = ask_tool_results(c, answer.calls);
-        answer_free(&answer);
+        printout_free(&answer);
         if (rc) return rc;
     } while (again);
     return LILY_OK;
@@ -299,7 +299,7 @@ static void talk(struct chat *c) {
             if (c->watched) putchar('\n');
             break;
         }
-        fflush(stdout);
+        output_flush();
     }
 }
 

@@ -70,7 +70,7 @@ static int render(const struct conversation *c, lily_tokens *prompt, lily_err *e
     return rc;
 }
 
-int conversation_answer(struct conversation *c, struct answer *answer, lily_result *result,
+int conversation_answer(struct conversation *c, struct printout *answer, lily_result *result,
                         lily_err *err) {
     lily_sampling sampling;
     lily_tokens prompt = {0};
@@ -86,16 +86,16 @@ int conversation_answer(struct conversation *c, struct answer *answer, lily_resu
         .n_stops = c->sampling->stops.n,
         .tools = c->tools,
         .in_think = c->thinking,
-        .on_event = answer_event,
+        .on_event = printout_event,
         .arg = answer,
     };
     interrupt_session(c->session);
     rc = lily_generate(c->session, &request, result, err);
     interrupt_session(NULL);
-    answer_end(answer);
+    printout_end(answer);
     lily_tokens_free(&prompt);
     if (rc) return rc;
-    json_t *turn = answer->no_memory ? NULL : answer_message(answer);
+    json_t *turn = answer->no_memory ? NULL : printout_message(answer);
     if (!turn || json_array_append_new(c->turns, turn)) return ERR_NOMEM(err, "answer");
     return LILY_OK;
 }

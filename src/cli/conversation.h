@@ -5,7 +5,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-#include "cli/answer.h"
+#include "cli/printout.h"
 #include "cli/sampling_options.h"
 #include "lily.h"
 
@@ -36,7 +36,7 @@ void conversation_cut(struct conversation *c, size_t n);
 /* Lets the model answer what was added and keeps its answer as a turn, also when it was cancelled
  * part-way. Earlier reasoning stays in the prompt, so that the session has read all of it but the
  * new turn. */
-int conversation_answer(struct conversation *c, struct answer *answer, lily_result *result,
+int conversation_answer(struct conversation *c, struct printout *answer, lily_result *result,
                         lily_err *err);
 
 /* Writes the messages as a JSON array (what `lily tokenize --chat` reads). */

@@ -22,26 +22,40 @@ void work_bar_end(struct work_bar *w) {
     w->label = NULL;
 }
 
-/* The engine's lines must not be drawn into a running bar. */
-static void print_log(void *arg, const char *line) {
-    work_bar_end(arg);
+struct opening {
+    struct work_bar bar;
+    bool verbose;
+};
+
+static int opening_progress(void *arg, const char *label, const char *unit, uint64_t done,
+                            uint64_t total) {
+    struct opening *o = arg;
+    return work_bar_update(&o->bar, label, unit, done, total);
+}
+
+/* The engine's lines: the choice of a backend is for those who ask, all others are warnings. */
+static void opening_log(void *arg, const char *line) {
+    struct opening *o = arg;
+    if (!o->verbose && strncmp(line, "backend: ", 9) == 0) return;
+    work_bar_end(&o->bar); /* a line must not be drawn into a running bar */
     fprintf(stderr, "lily: %s\n", line);
 }
 
 int model_open(const struct model_options *o, int32_t context, lily_engine **out, lily_err *err) {
-    struct work_bar bar = {0};
-    lily_engine_options options = {
+    static struct opening opening; /* the engine goes on logging after it was opened */
+    opening = (struct opening){.verbose = o->verbose};
+    const lily_engine_options options = {
         .model = o->model,
         .backend = o->backend,
         .threads = o->threads,
         .context = o->context ? o->context : context,
         .keep_bf16 = o->keep_bf16,
-        .progress = work_bar_update,
-        .log = print_log,
-        .arg = &bar,
+        .progress = opening_progress,
+        .log = opening_log,
+        .arg = &opening,
     };
     int rc = lily_engine_open(&options, out, err);
-    work_bar_end(&bar);
+    work_bar_end(&opening.bar);
     return rc;
 }
 

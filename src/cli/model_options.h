@@ -11,7 +11,7 @@
 struct model_options {
     const char *model, *backend;
     int32_t threads, context;
-    bool keep_bf16, json;
+    bool keep_bf16, verbose, json;
 };
 
 /* Entries of a command's option table; o points to a struct model_options. */
@@ -26,7 +26,8 @@ struct model_options {
         OPT_RANGE(INT, "ctx", &(o)->context, "N", 0, 1 << 20,                                      \
                   "tokens of context; 0: what the command needs or the machine holds"),            \
         OPT_FLAG("keep-bf16", 0, &(o)->keep_bf16,                                                  \
-                 "run an unquantised folder as it is (backend ref only)")
+                 "run an unquantised folder as it is (backend ref only)"),                         \
+        OPT_FLAG("verbose", 'v', &(o)->verbose, "say which backend was chosen and why")
 #define MODEL_DEFAULTS                                                                             \
     { .backend = "auto" }
 

@@ -53,11 +53,19 @@ static bool reader_left(void) {
     return poll(&out, 1, 0) > 0 && (out.revents & (POLLERR | POLLHUP));
 }
 
-int output_status(int status) {
+static int output_errno; /* of the first flush that failed */
+
+bool output_flush(void) {
     errno = 0;
-    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
-    if (errno == EPIPE || reader_left()) return status;
-    fail_text("standard output: %s", errno ? strerror(errno) : "write failed");
+    if (fflush(stdout) == 0) return true;
+    if (!output_errno) output_errno = errno;
+    return false;
+}
+
+int output_status(int status) {
+    if (output_flush() && !ferror(stdout)) return status;
+    if (output_errno == EPIPE || reader_left()) return status;
+    fail_text("standard output: %s", output_errno ? strerror(output_errno) : "write failed");
     return status == EXIT_OK ? EXIT_FAILED : status;
 }
 

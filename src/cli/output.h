@@ -25,6 +25,8 @@ json_t *take_json(char *text, const char *from);
 /* Flushes standard output. A failed write turns status into EXIT_FAILED with a message; a reader
  * that left (EPIPE) has had enough and is no failure. */
 int output_status(int status);
+/* Flushes and remembers why that failed; false: stop writing. */
+bool output_flush(void);
 
 /* The whole of a file, or of standard input for "-", appended to out; at most limit bytes. */
 int read_input(const char *path, size_t limit, struct buf *out, lily_err *err);

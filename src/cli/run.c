@@ -3,10 +3,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/answer.h"
 #include "cli/command.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
+#include "cli/printout.h"
 #include "cli/sampling_options.h"
 
 struct run_options {
@@ -22,7 +22,7 @@ struct run_work {
     lily_session *session;
     lily_tokens prompt;
     struct buf text, tools;
-    struct answer answer;
+    struct printout answer;
 };
 
 static int read_prompt(const struct run_options *o, struct buf *out, lily_err *err) {
@@ -64,9 +64,10 @@ static int render_prompt(const struct run_options *o, struct run_work *w, lily_e
     return rc;
 }
 
-static int generate(struct run_options *o, struct run_work *w, lily_sampling *sampling,
-                    lily_result *result, lily_err *err) {
-    int rc = sampling_resolve(&o->sampling, w->engine, !o->no_think && !o->raw, sampling, err);
+static int generate(struct run_options *o, struct run_work *w, lily_result *result, lily_err *err) {
+    lily_sampling sampling;
+    const bool thinking = o->raw ? ends_in_think(w->text.data) : !o->no_think;
+    int rc = sampling_resolve(&o->sampling, w->engine, thinking, &sampling, err);
     if (rc) return rc;
     rc = lily_session_new(w->engine, 0, &w->session, err);
     if (rc) return rc;
@@ -74,34 +75,33 @@ static int generate(struct run_options *o, struct run_work *w, lily_sampling *sa
         .prompt = w->prompt.ids,
         .n_prompt = w->prompt.n,
         .max_tokens = o->sampling.max_tokens,
-        .sampling = sampling,
+        .sampling = &sampling,
         .stops = o->sampling.stops.items,
         .n_stops = o->sampling.stops.n,
         .tools = w->tools.data,
-        .in_think = o->raw ? ends_in_think(w->text.data) : !o->no_think,
-        .on_event = answer_event,
+        .in_think = thinking,
+        .on_event = printout_event,
         .arg = &w->answer,
     };
     interrupt_session(w->session);
     rc = lily_generate(w->session, &request, result, err);
     interrupt_session(NULL);
-    answer_end(&w->answer);
+    printout_end(&w->answer);
     if (!rc && w->answer.no_memory) rc = ERR_NOMEM(err, "answer");
     return rc;
 }
 
 static int run(struct run_options *o, struct run_work *w, lily_err *err) {
-    lily_sampling sampling;
     lily_result result;
     int rc = read_prompt(o, &w->text, err);
     if (!rc && o->tools) rc = read_input(o->tools, INPUT_LIMIT, &w->tools, err);
     if (!rc) rc = model_open(&o->model, 0, &w->engine, err);
     if (!rc) rc = render_prompt(o, w, err);
     if (!rc && interrupted()) rc = ERR(err, LILY_ECANCELED, "interrupted");
-    if (!rc) rc = generate(o, w, &sampling, &result, err);
+    if (!rc) rc = generate(o, w, &result, err);
     if (rc) return fail(err);
     if (o->model.json) {
-        int status = print_json(answer_json(&w->answer, w->engine, &result, sampling.seed));
+        int status = print_json(printout_json(&w->answer, w->engine, &result));
         if (status) return status;
     }
     if (o->stats || (isatty(STDERR_FILENO) && !o->model.json))
@@ -139,10 +139,10 @@ int cmd_run(int argc, char **argv) {
     if (status != OPTIONS_GO_ON) return status;
     struct run_work w = {0};
     lily_err err = {0};
-    answer_start(&w.answer, o.model.json);
+    printout_start(&w.answer, o.model.json);
     interrupt_catch();
     status = run(&o, &w, &err);
-    answer_free(&w.answer);
+    printout_free(&w.answer);
     lily_tokens_free(&w.prompt);
     buf_free(&w.text);
     buf_free(&w.tools);

@@ -1,12 +1,6 @@
 #include "cli/sampling_options.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-#if defined(__APPLE__)
-#include <sys/random.h>
-#endif
 
 #include "base/err.h"
 
@@ -28,13 +22,6 @@ static int parse_bias(const char *text, int32_t *id, float *bias, lily_err *err)
     return ERR(err, LILY_EINVAL, "--logit-bias: found \"%s\", expected ID=B such as 42=-5", text);
 }
 
-static int draw_seed(uint64_t *seed, lily_err *err) {
-    if (getentropy(seed, sizeof *seed))
-        return ERR(err, LILY_EIO, "the system's random numbers: %s; give --seed", strerror(errno));
-    *seed >>= 11; /* below 2^53: survives any JSON reader and can be given back to --seed */
-    return LILY_OK;
-}
-
 int sampling_resolve(struct sampling_options *o, const lily_engine *e, bool thinking,
                      lily_sampling *out, lily_err *err) {
     lily_sampling_defaults(e, thinking, out);
@@ -45,11 +32,7 @@ int sampling_resolve(struct sampling_options *o, const lily_engine *e, bool thin
     if (o->has_presence) out->presence_penalty = o->presence;
     if (o->has_frequency) out->frequency_penalty = o->frequency;
     if (o->has_repetition) out->repetition_penalty = o->repetition;
-    out->random_seed = false;
-    if (!o->has_seed) {
-        int rc = draw_seed(&o->seed, err);
-        if (rc) return rc;
-    }
+    out->random_seed = !o->has_seed;
     out->seed = o->seed;
     for (size_t i = 0; i < o->biases.n; i++) {
         int rc = parse_bias(o->biases.items[i], &o->bias_ids[i], &o->bias[i], err);

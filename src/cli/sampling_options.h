@@ -41,8 +41,8 @@ struct sampling_options {
                   "most tokens of the answer; 0: until the context ends"),                         \
         OPT(TEXTS, "stop", 0, &(o)->stops, "TEXT", "end the answer before TEXT; may be repeated")
 
-/* The checkpoint's defaults with the given options over them; out points into o. The seed is always
- * settled here, so that it can be reported. LILY_EINVAL: a malformed bias. */
+/* The checkpoint's defaults with the given options over them; out points into o. LILY_EINVAL: a
+ * malformed bias. */
 int sampling_resolve(struct sampling_options *o, const lily_engine *e, bool thinking,
                      lily_sampling *out, lily_err *err);
 

@@ -35,7 +35,7 @@ static void print_ready(void *arg, uint16_t port) {
         printf("%s serves %s (%s, context %d); Ctrl-C ends it\n", url, name, info.backend,
                (int)info.context);
     }
-    fflush(stdout);
+    output_flush();
 }
 
 int cmd_serve(int argc, char **argv) {

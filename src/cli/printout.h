@@ -1,6 +1,6 @@
 /* An answer on its way out: printed piece by piece, kept for the conversation and for JSON. */
-#ifndef LILY_CLI_ANSWER_H
-#define LILY_CLI_ANSWER_H
+#ifndef LILY_CLI_PRINTOUT_H
+#define LILY_CLI_PRINTOUT_H
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -12,7 +12,7 @@
 
 enum answer_part { ANSWER_NOTHING, ANSWER_REASONING, ANSWER_CONTENT, ANSWER_TOOL };
 
-struct answer {
+struct printout {
     bool quiet;   /* print nothing (--json) */
     bool watched; /* standard output is a terminal: reasoning is shown, dimmed */
     /* state */
@@ -25,17 +25,17 @@ struct answer {
     json_t *calls; /* [{"name": ..., "arguments": {...}}], owned */
 };
 
-void answer_start(struct answer *a, bool quiet);
-void answer_free(struct answer *a);
+void printout_start(struct printout *a, bool quiet);
+void printout_free(struct printout *a);
 
 /* A lily_event_fn; arg is the answer. Cancels when a signal was noted or the output failed. */
-int answer_event(void *arg, const lily_event *event);
+int printout_event(void *arg, const lily_event *event);
 
 /* Ends the printed text: colours off, a newline where one is missing. */
-void answer_end(struct answer *a);
+void printout_end(struct printout *a);
 
 /* The assistant's turn as a message for lily_chat_prompt; NULL: out of memory. */
-json_t *answer_message(const struct answer *a);
+json_t *printout_message(const struct printout *a);
 
 /* "prompt 23 tokens (0 cached) 512.3 tok/s, answer 45 tokens 85.1 tok/s" */
 void print_speed(FILE *to, const lily_result *r);
@@ -43,7 +43,6 @@ void print_speed(FILE *to, const lily_result *r);
 void print_statistics(FILE *to, const lily_engine *e, const lily_result *r);
 
 /* The parts of a run's document: text, reasoning, tool_calls, finish, usage, speed. */
-json_t *answer_json(const struct answer *a, const lily_engine *e, const lily_result *r,
-                    uint64_t seed);
+json_t *printout_json(const struct printout *a, const lily_engine *e, const lily_result *r);
 
 #endif

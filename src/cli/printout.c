@@ -1,4 +1,4 @@
-#include "cli/answer.h"
+#include "cli/printout.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -10,11 +10,11 @@ static const char dim[] = "\033[2m";
 static const char bright[] = "\033[1m";
 static const char normal[] = "\033[0m";
 
-void answer_start(struct answer *a, bool quiet) {
-    *a = (struct answer){.quiet = quiet, .watched = isatty(STDOUT_FILENO) != 0};
+void printout_start(struct printout *a, bool quiet) {
+    *a = (struct printout){.quiet = quiet, .watched = isatty(STDOUT_FILENO) != 0};
 }
 
-void answer_free(struct answer *a) {
+void printout_free(struct printout *a) {
     buf_free(&a->content);
     buf_free(&a->reasoning);
     buf_free(&a->name);
@@ -22,7 +22,7 @@ void answer_free(struct answer *a) {
     json_decref(a->calls);
 }
 
-static void print_text(struct answer *a, const char *text, size_t n) {
+static void print_text(struct printout *a, const char *text, size_t n) {
     if (n == 0) return;
     if (a->watched)
         write_printable(stdout, text, n);
@@ -32,7 +32,7 @@ static void print_text(struct answer *a, const char *text, size_t n) {
 }
 
 /* Parts are set apart by an empty line where a person reads, by a line end elsewhere. */
-static void enter_part(struct answer *a, enum answer_part part) {
+static void enter_part(struct printout *a, enum answer_part part) {
     if (a->part == part) return;
     if (a->part == ANSWER_REASONING) fputs(normal, stdout);
     if (a->part != ANSWER_NOTHING) {
@@ -44,7 +44,7 @@ static void enter_part(struct answer *a, enum answer_part part) {
     a->part = part;
 }
 
-static void print_piece(struct answer *a, enum answer_part part, const char *text, size_t n) {
+static void print_piece(struct printout *a, enum answer_part part, const char *text, size_t n) {
     if (a->quiet || (part == ANSWER_REASONING && !a->watched)) return;
     work_bar_end(&a->bar);
     if (a->part != part) {
@@ -54,14 +54,14 @@ static void print_piece(struct answer *a, enum answer_part part, const char *tex
         enter_part(a, part);
     }
     print_text(a, text, n);
-    if (fflush(stdout)) a->output_failed = true;
+    if (!output_flush()) a->output_failed = true;
 }
 
-static void keep(struct answer *a, struct buf *b, const char *text, size_t n) {
+static void keep(struct printout *a, struct buf *b, const char *text, size_t n) {
     if (!buf_append(b, text, n)) a->no_memory = true;
 }
 
-static void keep_call(struct answer *a) {
+static void keep_call(struct printout *a) {
     const char *text = a->args.len ? a->args.data : "{}";
     json_t *arguments = json_loads(text, JSON_DECODE_ANY, NULL);
     /* Arguments that are not JSON are kept as the text they are. */
@@ -72,11 +72,11 @@ static void keep_call(struct answer *a) {
     if (!call || json_array_append_new(a->calls, call)) a->no_memory = true;
 }
 
-static void print_call_end(struct answer *a) {
+static void print_call_end(struct printout *a) {
     print_piece(a, ANSWER_TOOL, "\n", 1);
 }
 
-static void print_call_begin(struct answer *a, const lily_event *event) {
+static void print_call_begin(struct printout *a, const lily_event *event) {
     if (a->quiet) return;
     enter_part(a, ANSWER_TOOL);
     if (a->watched) fputs(bright, stdout);
@@ -85,8 +85,8 @@ static void print_call_begin(struct answer *a, const lily_event *event) {
     print_piece(a, ANSWER_TOOL, " ", 1);
 }
 
-int answer_event(void *arg, const lily_event *event) {
-    struct answer *a = arg;
+int printout_event(void *arg, const lily_event *event) {
+    struct printout *a = arg;
     switch (event->kind) {
     case LILY_EVENT_PREFILL:
         work_bar_update(&a->bar, "prompt", "tok", (uint64_t)event->done, (uint64_t)event->total);
@@ -117,18 +117,18 @@ int answer_event(void *arg, const lily_event *event) {
     return interrupted() || a->output_failed || a->no_memory;
 }
 
-void answer_end(struct answer *a) {
+void printout_end(struct printout *a) {
     work_bar_end(&a->bar);
     if (a->quiet) return;
     if (a->part == ANSWER_REASONING) fputs(normal, stdout);
     if (a->line_open) putchar('\n');
     a->line_open = false;
     a->part = ANSWER_NOTHING;
-    fflush(stdout);
+    output_flush();
 }
 
 /* Tool calls as OpenAI's messages have them, arguments as an object (the template wants one). */
-static json_t *message_calls(const struct answer *a) {
+static json_t *message_calls(const struct printout *a) {
     json_t *out = json_array();
     size_t i;
     json_t *call;
@@ -146,7 +146,7 @@ static json_t *text_json(const struct buf *b) {
     return json_stringn(b->len ? b->data : "", b->len);
 }
 
-json_t *answer_message(const struct answer *a) {
+json_t *printout_message(const struct printout *a) {
     json_t *m = json_pack("{s:s, s:o, s:o}", "role", "assistant", "content", text_json(&a->content),
                           "reasoning_content", text_json(&a->reasoning));
     if (m && a->calls && json_object_set_new(m, "tool_calls", message_calls(a))) {
@@ -156,15 +156,20 @@ json_t *answer_message(const struct answer *a) {
     return m;
 }
 
-static double rate(int32_t n, double seconds) {
-    return seconds > 0 ? n / seconds : 0;
+static double prompt_rate(const lily_result *r) {
+    return r->prefill_seconds > 0 ? (r->prompt_tokens - r->cached_tokens) / r->prefill_seconds : 0;
+}
+
+/* The first token falls out of the prompt: a decode step stands behind each of the others. */
+static double decode_rate(const lily_result *r) {
+    bool measured = r->decode_seconds > 0 && r->output_tokens > 1;
+    return measured ? (r->output_tokens - 1) / r->decode_seconds : 0;
 }
 
 void print_speed(FILE *to, const lily_result *r) {
     fprintf(to, "prompt %d tokens (%d cached) %.1f tok/s, answer %d tokens %.1f tok/s",
-            (int)r->prompt_tokens, (int)r->cached_tokens,
-            rate(r->prompt_tokens - r->cached_tokens, r->prefill_seconds), (int)r->output_tokens,
-            rate(r->output_tokens, r->decode_seconds));
+            (int)r->prompt_tokens, (int)r->cached_tokens, prompt_rate(r), (int)r->output_tokens,
+            decode_rate(r));
 }
 
 void print_statistics(FILE *to, const lily_engine *e, const lily_result *r) {
@@ -190,16 +195,16 @@ static const char *finish_name(enum lily_finish finish) {
     return "unknown";
 }
 
-json_t *answer_json(const struct answer *a, const lily_engine *e, const lily_result *r,
-                    uint64_t seed) {
+json_t *printout_json(const struct printout *a, const lily_engine *e, const lily_result *r) {
     json_t *calls = a->calls ? json_incref(a->calls) : json_array();
-    return json_pack("{s:o, s:o, s:o, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:I, s:o}",
+    char seed[24]; /* all 64 bits, which a JSON number does not hold everywhere */
+    snprintf(seed, sizeof seed, "%llu", (unsigned long long)r->seed);
+    return json_pack("{s:o, s:o, s:o, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:s, s:o}",
                      "text", text_json(&a->content), "reasoning", text_json(&a->reasoning),
                      "tool_calls", calls, "finish", finish_name(r->finish), "prompt_tokens",
                      (int)r->prompt_tokens, "cached_tokens", (int)r->cached_tokens, "output_tokens",
                      (int)r->output_tokens, "reasoning_tokens", (int)r->reasoning_tokens,
                      "prefill_seconds", r->prefill_seconds, "decode_seconds", r->decode_seconds,
-                     "prefill_tok_s", rate(r->prompt_tokens - r->cached_tokens, r->prefill_seconds),
-                     "decode_tok_s", rate(r->output_tokens, r->decode_seconds), "seed",
-                     (json_int_t)seed, "engine", engine_json(e));
+                     "prefill_tok_s", prompt_rate(r), "decode_tok_s", decode_rate(r), "seed", seed,
+                     "engine", engine_json(e));
 }
