@@ -1,0 +1,294 @@
+/* An engine on a scripted backend, for tests of the engine layer alone. The fake model's recurrent
+ * state is a hash of every token read, its KV cache the tokens themselves, and its logits a
+ * function of both: whatever a session resumes wrongly shows in the logits. A script may dictate
+ * them. */
+#ifndef TESTS_ENGINE_FAKE_H
+#define TESTS_ENGINE_FAKE_H
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/buf.h"
+#include "engine/engine.h"
+
+/* The fake tokenizer: byte b is token b, then these. */
+enum {
+    FAKE_ENDOFTEXT = 256,
+    FAKE_IM_START,
+    FAKE_IM_END,
+    FAKE_THINK,
+    FAKE_THINK_END,
+    FAKE_TOOL_CALL,
+    FAKE_TOOL_CALL_END,
+    FAKE_USED /* ids below have a token */
+};
+static const char *const fake_added[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>",  "<think>",
+                                         "</think>",      "<tool_call>",  "</tool_call>"};
+
+static struct fake {
+    /* what it shall do; 0 is harmless everywhere */
+    int32_t chunk;         /* tokens of one prefill call; 0: 512 */
+    const int32_t *script; /* [n_script] tokens that win from position script_at on */
+    int32_t n_script, script_at;
+    int32_t nan_at;       /* reading token number nan_at spoils the state, once */
+    int32_t fail_at;      /* reading token number fail_at fails, once */
+    int32_t most_context; /* models of more are out of memory */
+    int32_t chunk_us;     /* time of a prefill call */
+    bool save_fails, restore_fails;
+    /* what it did */
+    int32_t prefilled, decoded, saved, restored, models, sessions;
+} fake;
+
+struct backend_model {
+    struct backend_options options;
+    struct decode_slot slot; /* submitted and not waited for */
+};
+
+struct fake_state {
+    uint64_t hash;
+    bool spoilt;
+};
+
+struct backend_session {
+    struct backend_model *model;
+    int32_t context, pos, kv_rows;
+    int32_t *kv; /* [context] */
+    struct fake_state state;
+};
+
+static inline uint64_t fake_mix(uint64_t z) {
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static void fake_probe(struct backend_probe *out) {
+    *out = (struct backend_probe){.usable = true};
+    snprintf(out->device, sizeof out->device, "a script");
+    snprintf(out->reason, sizeof out->reason, "tests only");
+}
+
+static int fake_open(const struct weights *w, const struct backend_options *options,
+                     struct backend_model **out, lily_err *err) {
+    (void)w;
+    if (fake.most_context && options->max_context > fake.most_context) {
+        return ERR(err, LILY_ENOMEM, "fake: room for %d tokens", fake.most_context);
+    }
+    *out = calloc(1, sizeof **out);
+    (*out)->options = *options;
+    fake.models++;
+    return 0;
+}
+
+static void fake_close(struct backend_model *m) {
+    fake.models--;
+    free(m);
+}
+
+static int fake_session_new(struct backend_model *m, int32_t context, struct backend_session **out,
+                            lily_err *err) {
+    (void)err;
+    *out = calloc(1, sizeof **out);
+    (*out)->model = m;
+    (*out)->context = context;
+    (*out)->kv = calloc((size_t)context, sizeof(int32_t));
+    fake.sessions++;
+    return 0;
+}
+
+static void fake_session_free(struct backend_session *s) {
+    fake.sessions--;
+    free(s->kv);
+    free(s);
+}
+
+static int32_t fake_position(const struct backend_session *s) {
+    return s->pos;
+}
+
+static void fake_reset(struct backend_session *s) {
+    s->pos = s->kv_rows = 0;
+    s->state = (struct fake_state){0};
+}
+
+static int fake_read(struct backend_session *s, int32_t token, lily_err *err) {
+    assert_in_range(s->pos, 0, s->context - 1);
+    if (fake.fail_at && s->pos + 1 == fake.fail_at) {
+        fake.fail_at = 0;
+        return ERR(err, LILY_EBACKEND, "fake: told to fail");
+    }
+    if (fake.nan_at && s->pos + 1 == fake.nan_at) {
+        fake.nan_at = 0;
+        s->state.spoilt = true;
+    }
+    s->kv[s->pos++] = token;
+    if (s->pos > s->kv_rows) s->kv_rows = s->pos;
+    s->state.hash = fake_mix(s->state.hash * 31 + (uint64_t)token + 1);
+    return 0;
+}
+
+static void fake_logits(const struct backend_session *s, float *out) {
+    uint64_t h = s->state.hash;
+    for (int32_t i = 0; i < s->pos; i++) h = fake_mix(h ^ (uint64_t)s->kv[i]);
+    for (int32_t i = 0; i < shape_mini.vocab; i++) {
+        out[i] = (float)(fake_mix(h ^ (uint64_t)i << 32) >> 40) * 0x1p-21f - 4;
+    }
+    int32_t at = s->pos - fake.script_at;
+    if (fake.script && at >= 0 && at < fake.n_script) out[fake.script[at]] = 1000;
+    if (s->state.spoilt) out[7] = NAN;
+}
+
+static int fake_prefill(struct backend_session *s, struct prefill_step *step, lily_err *err) {
+    int32_t chunk = fake.chunk ? fake.chunk : 512;
+    step->done = 0;
+    if (fake.chunk_us) usleep((useconds_t)fake.chunk_us);
+    while (step->done < step->n && step->done < chunk) {
+        int rc = fake_read(s, step->ids[step->done], err);
+        if (rc) return rc;
+        fake.prefilled++;
+        if (step->all_logits) {
+            fake_logits(s, step->all_logits + (size_t)step->done * (size_t)shape_mini.vocab);
+        }
+        step->done++;
+    }
+    if (step->logits && step->done == step->n) fake_logits(s, step->logits);
+    return 0;
+}
+
+static int fake_submit(struct backend_model *m, const struct decode_slot *slots, int32_t n,
+                       lily_err *err) {
+    (void)err;
+    assert_int_equal(n, 1);
+    m->slot = slots[0];
+    return 0;
+}
+
+static int fake_wait(struct backend_model *m, struct decode_result *results, int32_t n,
+                     lily_err *err) {
+    assert_int_equal(n, 1);
+    int rc = fake_read(m->slot.session, m->slot.token, err);
+    if (rc) return rc;
+    fake.decoded++;
+    fake_logits(m->slot.session, m->slot.logits);
+    results[0].token = -1;
+    return 0;
+}
+
+static size_t fake_state_bytes(const struct backend_model *m) {
+    (void)m;
+    return sizeof(struct fake_state);
+}
+
+static int fake_save(struct backend_session *s, void *out, lily_err *err) {
+    if (fake.save_fails) return ERR(err, LILY_EBACKEND, "fake: told not to save");
+    memcpy(out, &s->state, sizeof s->state);
+    fake.saved++;
+    return 0;
+}
+
+static int fake_restore(struct backend_session *s, const void *in, int32_t pos, lily_err *err) {
+    if (fake.restore_fails) return ERR(err, LILY_EBACKEND, "fake: told not to restore");
+    assert_in_range(pos, 0, s->kv_rows);
+    assert_int_equal(pos % BACKEND_GRID, 0);
+    memcpy(&s->state, in, sizeof s->state);
+    s->pos = pos;
+    fake.restored++;
+    return 0;
+}
+
+static void fake_stats(const struct backend_model *m, struct backend_stats *out) {
+    (void)m;
+    *out = (struct backend_stats){.weight_bytes = 1, .session_bytes = 2, .scratch_bytes = 3};
+}
+
+static const struct backend backend_fake = {
+    .name = "fake",
+    .probe = fake_probe,
+    .open = fake_open,
+    .close = fake_close,
+    .session_new = fake_session_new,
+    .session_free = fake_session_free,
+    .position = fake_position,
+    .reset = fake_reset,
+    .prefill = fake_prefill,
+    .decode_submit = fake_submit,
+    .decode_wait = fake_wait,
+    .state_bytes = fake_state_bytes,
+    .state_save = fake_save,
+    .state_restore = fake_restore,
+    .stats = fake_stats,
+};
+
+/* A tokenizer.json without merges. */
+static inline void fake_tokenizer(struct buf *out) {
+    buf_puts(out, "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
+    int next = 0x100;
+    for (int b = 0; b < 256; b++) {
+        bool printable = (b > 0x20 && b < 0x7f) || (b > 0xa0 && b != 0xad);
+        buf_printf(out, "%s\"\\u%04x\":%d", b ? "," : "", printable ? b : next++, b);
+    }
+    buf_puts(out,
+             "}},\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":\"Sequence\","
+             "\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\p{L}+|\\\\s+\"},"
+             "\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\","
+             "\"add_prefix_space\":false,\"use_regex\":false}]},\"added_tokens\":[");
+    for (int i = 0; i < FAKE_USED - 256; i++) {
+        buf_printf(out, "%s{\"id\":%d,\"content\":\"%s\",\"special\":%s}", i ? "," : "", 256 + i,
+                   fake_added[i], i < 3 ? "true" : "false");
+    }
+    buf_puts(out, "]}");
+}
+
+static const struct weights fake_weights = {
+    .shape = &shape_mini, .layers = 8, .vocab_used = FAKE_USED};
+
+/* An engine on the fake backend; generation_config may be NULL. Resets the fake's script. */
+static inline int fake_try_engine(const lily_engine_options *options, const char *generation_config,
+                                  lily_engine **out, lily_err *err) {
+    struct buf tokenizer = {0};
+    fake_tokenizer(&tokenizer);
+    const struct engine_parts parts = {
+        .weights = &fake_weights,
+        .backend = &backend_fake,
+        .tokenizer = {tokenizer.data, tokenizer.len},
+        .generation_config = {generation_config, generation_config ? strlen(generation_config) : 0},
+        .reason = "tests",
+    };
+    int rc = engine_assemble(options, &parts, out, err);
+    buf_free(&tokenizer);
+    return rc;
+}
+
+static inline lily_engine *fake_engine(lily_engine_options options) {
+    lily_engine *e;
+    lily_err err = {0};
+    fake = (struct fake){0};
+    if (!options.max_sessions) options.max_sessions = 4;
+    if (fake_try_engine(&options, NULL, &e, &err)) fail_msg("%s", err.msg);
+    return e;
+}
+
+static inline lily_session *fake_session(lily_engine *e) {
+    lily_session *s;
+    lily_err err = {0};
+    if (lily_session_new(e, 0, &s, &err)) fail_msg("%s", err.msg);
+    return s;
+}
+
+/* Closes both; nothing may be left in the backend. */
+static inline void fake_close_all(lily_engine *e, lily_session *s) {
+    lily_session_free(s);
+    lily_engine_close(e);
+    assert_int_equal(fake.models, 0);
+    assert_int_equal(fake.sessions, 0);
+}
+
+#endif

@@ -1,0 +1,395 @@
+/* Sessions on the fake backend: what is read again, what is resumed, and that it is never wrong. */
+#include "engine/session.h"
+#include "engine_fake.h"
+
+enum { V = 4096 };
+
+/* n tokens of a text that depends on seed, without control tokens. */
+static void fill(int32_t *ids, int32_t n, uint64_t seed) {
+    for (int32_t i = 0; i < n; i++) {
+        ids[i] = (int32_t)(fake_mix(seed * 1000003 + (uint64_t)i) % 256);
+    }
+}
+
+static int32_t read_all(lily_session *s, const int32_t *ids, int32_t n) {
+    int32_t cached = -1;
+    lily_err err = {0};
+    if (session_sync(s, ids, (size_t)n, NULL, NULL, &cached, &err)) fail_msg("%s", err.msg);
+    return cached;
+}
+
+/* The logits must be those of a session that never held anything else. */
+static void expect_as_cold(lily_engine *e, lily_session *s, const int32_t *ids, int32_t n) {
+    struct fake before = fake;
+    lily_session *cold = fake_session(e);
+    read_all(cold, ids, n);
+    assert_non_null(lily_session_logits(s));
+    assert_memory_equal(lily_session_logits(s), lily_session_logits(cold), V * sizeof(float));
+    lily_session_free(cold);
+    fake = before;
+}
+
+static void test_extension_reads_the_suffix(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    lily_session *s = fake_session(e);
+    int32_t ids[400];
+    fill(ids, 400, 1);
+    assert_int_equal(read_all(s, ids, 250), 0);
+    assert_int_equal(fake.prefilled, 250);
+    assert_int_equal(read_all(s, ids, 251), 250);
+    assert_int_equal(read_all(s, ids, 400), 251);
+    assert_int_equal(fake.prefilled, 400);
+    assert_int_equal(fake.restored, 0);
+    expect_as_cold(e, s, ids, 400);
+    fake_close_all(e, s);
+}
+
+static void test_repetition_reads_nothing(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    lily_session *s = fake_session(e);
+    lily_err err;
+    int32_t ids[301];
+    fill(ids, 301, 2);
+    read_all(s, ids, 300);
+    assert_int_equal(read_all(s, ids, 300), 300); /* the logits are still there */
+    expect_as_cold(e, s, ids, 300);
+    assert_int_equal(lily_session_step(s, ids[300], &err), 0);
+    assert_int_equal(read_all(s, ids, 300), 256); /* gone: from the last grid point */
+    assert_int_equal(fake.prefilled, 344);
+    expect_as_cold(e, s, ids, 300);
+    int32_t grid[128]; /* the checkpoint must leave a token to read */
+    fill(grid, 128, 3);
+    read_all(s, grid, 128);
+    lily_session_step(s, 5, &err);
+    assert_int_equal(read_all(s, grid, 128), 64);
+    expect_as_cold(e, s, grid, 128);
+    fake_close_all(e, s);
+}
+
+static void test_nothing_is_shared(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    lily_session *s = fake_session(e);
+    int32_t a[200], b[200];
+    fill(a, 200, 4);
+    fill(b, 200, 5);
+    b[0] = a[0] ^ 1;
+    read_all(s, a, 200);
+    assert_int_equal(read_all(s, b, 200), 0);
+    expect_as_cold(e, s, b, 200);
+    fake_close_all(e, s);
+}
+
+/* System, question, generation prompt: as the chat template lays them out. */
+struct prompt {
+    int32_t ids[8192];
+    int32_t n;
+};
+
+static void turn(struct prompt *p, int32_t length, uint64_t seed) {
+    p->ids[p->n++] = FAKE_IM_START;
+    fill(p->ids + p->n, length, seed);
+    p->n += length;
+}
+
+static void test_edits_resume_at_turns(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    lily_session *s = fake_session(e);
+    lily_err err;
+    struct prompt first = {.n = 0};
+    turn(&first, 1999, 10); /* system: [0, 2000) */
+    turn(&first, 999, 11);  /* question: [2000, 3000) */
+    struct prompt base = first;
+    turn(&first, 9, 12); /* generation prompt */
+    read_all(s, first.ids, first.n);
+    for (int32_t i = 0; i < 200; i++) assert_int_equal(lily_session_step(s, i, &err), 0);
+
+    struct prompt again = first; /* the same: from the last grid point */
+    assert_int_equal(read_all(s, again.ids, again.n), 3008);
+    for (int32_t i = 0; i < 200; i++) assert_int_equal(lily_session_step(s, i, &err), 0);
+
+    struct prompt next = base; /* next turn with the reasoning stripped: parts at the answer */
+    turn(&next, 300, 13);
+    turn(&next, 80, 14);
+    turn(&next, 9, 12);
+    assert_int_equal(read_all(s, next.ids, next.n), 2944);
+    expect_as_cold(e, s, next.ids, next.n);
+
+    struct prompt edit = {.n = 0}; /* another question after the same system message */
+    turn(&edit, 1999, 10);
+    turn(&edit, 500, 15);
+    turn(&edit, 9, 12);
+    assert_int_equal(read_all(s, edit.ids, edit.n), 1984);
+    expect_as_cold(e, s, edit.ids, edit.n);
+    fake_close_all(e, s);
+}
+
+static void test_long_prompts_are_checkpointed(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    lily_session *s = fake_session(e);
+    int32_t *ids = malloc(20000 * sizeof *ids);
+    fill(ids, 20000, 20);
+    read_all(s, ids, 20000);
+    ids[9000] ^= 1;
+    assert_int_equal(read_all(s, ids, 20000), 8192);
+    expect_as_cold(e, s, ids, 20000);
+    free(ids);
+    fake_close_all(e, s);
+}
+
+static void test_answers_resume_within(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    lily_session *s = fake_session(e);
+    lily_err err;
+    int32_t ids[1000];
+    fill(ids, 1000, 30);
+    read_all(s, ids, 100);
+    for (int32_t i = 100; i < 900; i++) assert_int_equal(lily_session_step(s, ids[i], &err), 0);
+    ids[890] ^= 1; /* the client's text is tokenised differently near the end */
+    assert_int_equal(read_all(s, ids, 1000), 832);
+    expect_as_cold(e, s, ids, 1000);
+    fake_close_all(e, s);
+}
+
+/* Random prompts that share prefixes with earlier ones, in any order, with steps and interrupted
+ * reads in between, chunks of any size, budgets of any size: never another answer than cold. */
+static int stop_soon(void *arg, int32_t done, int32_t total) {
+    (void)done;
+    (void)total;
+    return --*(int32_t *)arg < 0;
+}
+
+static void test_never_wrong(void **state) {
+    (void)state;
+    for (uint64_t round = 0; round < 40; round++) {
+        const lily_engine_options options = {
+            .state_bytes = (round % 8) * sizeof(struct fake_state) + (round % 8 == 0),
+            .context = 1000};
+        lily_engine *e = fake_engine(options);
+        lily_session *s = fake_session(e);
+        int32_t known[4][800];
+        for (uint64_t i = 0; i < 4; i++) fill(known[i], 800, round * 4 + i);
+        fake.chunk = round % 3 == 0 ? 0 : round % 3 == 1 ? 7 : 100;
+        for (uint64_t turn_no = 0; turn_no < 40; turn_no++) {
+            uint64_t dice = fake_mix(round * 1000 + turn_no);
+            int32_t *ids = known[dice % 4], *other = known[dice / 4 % 4];
+            int32_t from = (int32_t)(dice / 16 % 800);
+            if (dice / 3 % 3 == 0) memcpy(ids, other, (size_t)from * sizeof *ids);
+            if (dice / 5 % 7 == 0) ids[from] = FAKE_IM_START;
+            int32_t n = 1 + (int32_t)(dice / 128 % 800), cached;
+            lily_err err;
+            if (dice / 11 % 4 == 0) {
+                int32_t events = (int32_t)(dice / 13 % 5);
+                session_sync(s, ids, (size_t)n, stop_soon, &events, &cached, &err);
+                continue;
+            }
+            assert_in_range(read_all(s, ids, n), 0, n);
+            expect_as_cold(e, s, ids, n);
+            int32_t steps = (int32_t)(dice / 7 % 150);
+            for (int32_t i = n; i < n + steps && i < 800; i++) {
+                assert_int_equal(lily_session_step(s, ids[i], &err), 0);
+                if (i % 50 == 0) expect_as_cold(e, s, ids, i + 1);
+            }
+        }
+        fake_close_all(e, s);
+    }
+}
+
+static void test_cancelled_reading_goes_on(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    lily_session *s = fake_session(e);
+    lily_err err;
+    int32_t ids[1000], cached, events = 3;
+    fill(ids, 1000, 40);
+    fake.chunk = 100;
+    assert_int_equal(session_sync(s, ids, 1000, stop_soon, &events, &cached, &err), LILY_ECANCELED);
+    assert_null(lily_session_logits(s));
+    assert_int_equal(fake.prefilled, 300);
+    assert_int_equal(read_all(s, ids, 1000), 300);
+    expect_as_cold(e, s, ids, 1000);
+    lily_cancel(s); /* before a call: belongs to none */
+    ids[999] ^= 1;
+    assert_int_equal(lily_session_sync(s, ids, 1000, &err), 0);
+    expect_as_cold(e, s, ids, 1000);
+    fake_close_all(e, s);
+}
+
+/* LC1: one spoilt state must not outlive its request. */
+static void test_non_finite_logits(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    lily_session *s = fake_session(e);
+    lily_err err;
+    int32_t ids[300], cached;
+    fill(ids, 300, 50);
+    for (int32_t where = 100; where < 400; where += 100) {
+        fake.nan_at = where; /* before, at and after the end of the prompt */
+        int rc = session_sync(s, ids, 200, NULL, NULL, &cached, &err);
+        for (int32_t i = 200; i < 300 && !rc; i++) rc = lily_session_step(s, ids[i], &err);
+        assert_int_equal(rc, LILY_ENUMERIC);
+        assert_non_null(strstr(err.msg, "non-finite"));
+        assert_null(lily_session_logits(s));
+        assert_int_equal(read_all(s, ids, 200), 0); /* no checkpoint may survive */
+        expect_as_cold(e, s, ids, 200);
+        lily_session_reset(s);
+        fake.nan_at = 0;
+    }
+    fake_close_all(e, s);
+}
+
+static void test_backend_failures(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    lily_session *s = fake_session(e);
+    lily_err err;
+    int32_t ids[300], cached;
+    fill(ids, 300, 60);
+    read_all(s, ids, 100);
+    fake.fail_at = 150;
+    assert_int_equal(session_sync(s, ids, 200, NULL, NULL, &cached, &err), LILY_EBACKEND);
+    assert_null(lily_session_logits(s));
+    assert_int_equal(read_all(s, ids, 200), 0);
+    expect_as_cold(e, s, ids, 200);
+    fake.fail_at = 201;
+    assert_int_equal(lily_session_step(s, 1, &err), LILY_EBACKEND);
+    assert_int_equal(read_all(s, ids, 200), 0);
+
+    ids[199] ^= 1;
+    fake.restore_fails = true; /* costs time only */
+    assert_int_equal(read_all(s, ids, 200), 0);
+    expect_as_cold(e, s, ids, 200);
+    fake.restore_fails = false;
+    lily_session_reset(s);
+    fake.save_fails = true;
+    read_all(s, ids, 200);
+    ids[199] ^= 1;
+    assert_int_equal(read_all(s, ids, 200), 0);
+    expect_as_cold(e, s, ids, 200);
+    fake_close_all(e, s);
+}
+
+static void test_bad_arguments(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){.context = 100, .max_sessions = 2});
+    lily_session *s = fake_session(e), *other, *third;
+    lily_err err;
+    int32_t ids[101];
+    fill(ids, 101, 70);
+    assert_int_equal(lily_session_sync(s, ids, 0, &err), LILY_EINVAL);
+    assert_int_equal(lily_session_sync(s, ids, 101, &err), LILY_ECONTEXT);
+    assert_non_null(strstr(err.msg, "101"));
+    assert_non_null(strstr(err.msg, "100"));
+    read_all(s, ids, 50);
+    ids[60] = V;
+    assert_int_equal(lily_session_sync(s, ids, 80, &err), LILY_EINVAL);
+    assert_non_null(strstr(err.msg, "4096 at 60"));
+    ids[60] = -1;
+    assert_int_equal(lily_session_sync(s, ids, 80, &err), LILY_EINVAL);
+    assert_int_equal(lily_session_step(s, V, &err), LILY_EINVAL);
+    assert_int_equal(lily_session_step(s, -1, &err), LILY_EINVAL);
+    assert_int_equal(read_all(s, ids, 55), 50); /* a refused call changes nothing */
+    ids[60] = 1;
+    read_all(s, ids, 100);
+    assert_int_equal(lily_session_step(s, 1, &err), LILY_ECONTEXT);
+    expect_as_cold(e, s, ids, 100);
+
+    assert_int_equal(lily_session_new(e, 101, &other, &err), LILY_EINVAL);
+    assert_int_equal(lily_session_new(e, -1, &other, &err), LILY_EINVAL);
+    assert_int_equal(lily_session_new(e, 10, &other, &err), 0);
+    assert_int_equal(lily_session_sync(other, ids, 11, &err), LILY_ECONTEXT);
+    assert_int_equal(lily_session_new(e, 0, &third, &err), LILY_EBUSY);
+    assert_null(third);
+    lily_session_free(other);
+    fake_close_all(e, s);
+}
+
+/* Sessions must not see one another. */
+static void test_two_sessions(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    lily_session *a = fake_session(e), *b = fake_session(e);
+    lily_err err;
+    int32_t ids[300];
+    fill(ids, 300, 80);
+    read_all(a, ids, 200);
+    read_all(b, ids, 100);
+    for (int32_t i = 0; i < 100; i++) {
+        assert_int_equal(lily_session_step(a, ids[200 + i], &err), 0);
+        assert_int_equal(lily_session_step(b, ids[100 + i], &err), 0);
+    }
+    expect_as_cold(e, a, ids, 300);
+    expect_as_cold(e, b, ids, 200);
+    lily_session_free(b);
+    fake_close_all(e, a);
+}
+
+struct rows {
+    lily_engine *engine;
+    const int32_t *ids;
+    size_t next, stop_at;
+};
+
+static int check_row(void *arg, size_t i, const float *logits) {
+    struct rows *r = arg;
+    assert_int_equal(i, r->next++);
+    if (i % 37 == 0) {
+        lily_session *cold = fake_session(r->engine);
+        read_all(cold, r->ids, (int32_t)i + 1);
+        assert_memory_equal(logits, lily_session_logits(cold), V * sizeof(float));
+        lily_session_free(cold);
+    }
+    return r->stop_at && i + 1 == r->stop_at;
+}
+
+static void test_score(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    lily_session *s = fake_session(e);
+    lily_err err;
+    int32_t ids[200];
+    fill(ids, 200, 90);
+    fake.chunk = 50;
+    read_all(s, ids, 100); /* must not shorten the rows */
+    struct rows rows = {.engine = e, .ids = ids};
+    assert_int_equal(lily_session_score(s, ids, 200, check_row, &rows, &err), 0);
+    assert_int_equal(rows.next, 200);
+    assert_int_equal(read_all(s, ids, 200), 200);
+    expect_as_cold(e, s, ids, 200);
+    rows = (struct rows){.engine = e, .ids = ids, .stop_at = 120};
+    assert_int_equal(lily_session_score(s, ids, 200, check_row, &rows, &err), LILY_ECANCELED);
+    assert_int_equal(rows.next, 120);
+    fake.nan_at = 77;
+    rows = (struct rows){.engine = e, .ids = ids};
+    assert_int_equal(lily_session_score(s, ids, 200, check_row, &rows, &err), LILY_ENUMERIC);
+    assert_int_equal(rows.next, 76);
+    fake.fail_at = 77;
+    assert_int_equal(lily_session_score(s, ids, 200, NULL, NULL, &err), LILY_EBACKEND);
+    read_all(s, ids, 100);
+    expect_as_cold(e, s, ids, 100);
+    fake_close_all(e, s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_extension_reads_the_suffix),
+        cmocka_unit_test(test_repetition_reads_nothing),
+        cmocka_unit_test(test_nothing_is_shared),
+        cmocka_unit_test(test_edits_resume_at_turns),
+        cmocka_unit_test(test_long_prompts_are_checkpointed),
+        cmocka_unit_test(test_answers_resume_within),
+        cmocka_unit_test(test_never_wrong),
+        cmocka_unit_test(test_cancelled_reading_goes_on),
+        cmocka_unit_test(test_non_finite_logits),
+        cmocka_unit_test(test_backend_failures),
+        cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_two_sessions),
+        cmocka_unit_test(test_score),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,106 @@
+/* Which state checkpoints are kept. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/states.h"
+
+static bool add(struct states *s, int32_t pos, bool decode, const int32_t *keep, int32_t n_keep) {
+    void *room = states_add(s, pos, decode, keep, n_keep);
+    if (room) memcpy(room, &pos, sizeof pos);
+    return room != NULL;
+}
+
+/* Each entry must hold what was put in for its position, in ascending order. */
+static void expect(const struct states *s, int32_t n, const int32_t *positions) {
+    assert_int_equal(s->n, n);
+    for (int32_t i = 0; i < n; i++) {
+        assert_int_equal(s->entry[i].pos, positions[i]);
+        assert_memory_equal(s->entry[i].data, &positions[i], sizeof *positions);
+    }
+}
+#define EXPECT(s, ...)                                                                             \
+    expect(s, (int32_t)(sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t)),                       \
+           (int32_t[]){__VA_ARGS__})
+
+static void test_budget(void **state) {
+    (void)state;
+    struct states s;
+    states_init(&s, 100, 99);
+    assert_false(add(&s, 64, false, NULL, 0));
+    states_free(&s);
+    states_init(&s, 100, 250);
+    assert_int_equal(s.limit, 2);
+    states_init(&s, 1, UINT64_MAX);
+    assert_int_equal(s.limit, STATES_MAX);
+    states_init(&s, 0, 1000); /* a backend without state */
+    assert_false(add(&s, 64, false, NULL, 0));
+}
+
+static void test_find_and_drop(void **state) {
+    (void)state;
+    struct states s;
+    states_init(&s, 8, 800);
+    assert_null(states_find(&s, 1000));
+    assert_true(add(&s, 128, false, NULL, 0));
+    assert_true(add(&s, 64, false, NULL, 0)); /* out of order */
+    assert_true(add(&s, 320, false, NULL, 0));
+    assert_false(add(&s, 128, false, NULL, 0)); /* there already */
+    EXPECT(&s, 64, 128, 320);
+    assert_null(states_find(&s, 63));
+    assert_int_equal(states_find(&s, 64)->pos, 64);
+    assert_int_equal(states_find(&s, 319)->pos, 128);
+    assert_int_equal(states_find(&s, 100000)->pos, 320);
+    states_drop_above(&s, 128);
+    EXPECT(&s, 64, 128);
+    states_remove(&s, 64);
+    EXPECT(&s, 128);
+    states_clear(&s);
+    assert_null(states_find(&s, 1000));
+    assert_true(add(&s, 192, false, NULL, 0)); /* in used memory */
+    EXPECT(&s, 192);
+    states_free(&s);
+}
+
+static void test_eviction_takes_the_cheapest(void **state) {
+    (void)state;
+    struct states s;
+    states_init(&s, 8, 32); /* four */
+    add(&s, 1024, false, NULL, 0);
+    add(&s, 1088, false, NULL, 0);
+    add(&s, 4096, false, NULL, 0);
+    add(&s, 5120, false, NULL, 0);
+    add(&s, 9216, false, NULL, 0); /* without 1088, 64 tokens are read again: the least */
+    EXPECT(&s, 1024, 4096, 5120, 9216);
+    const int32_t keep[] = {1024, 5120};
+    add(&s, 9280, false, keep, 2); /* 1024 and 5120 would cost least, but are kept */
+    EXPECT(&s, 1024, 5120, 9216, 9280);
+    const int32_t all[] = {1024, 5120, 9216, 9280};
+    assert_false(add(&s, 9344, true, all, 4)); /* generating does not push out a fork */
+    assert_true(add(&s, 9344, false, all, 4));
+    EXPECT(&s, 1024, 5120, 9216, 9344);
+    states_free(&s);
+}
+
+static void test_two_decode_checkpoints(void **state) {
+    (void)state;
+    struct states s;
+    states_init(&s, 8, 8 * 6);
+    add(&s, 64, false, NULL, 0);
+    for (int32_t pos = 128; pos <= 1280; pos += 64) assert_true(add(&s, pos, true, NULL, 0));
+    EXPECT(&s, 64, 1216, 1280);
+    states_free(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_find_and_drop),
+        cmocka_unit_test(test_eviction_takes_the_cheapest),
+        cmocka_unit_test(test_two_decode_checkpoints),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
