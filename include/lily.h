@@ -16,7 +16,8 @@
  * Two opaque types. An engine is a loaded checkpoint on a backend; a session is one sequence of
  * tokens with its state. The caller always hands over the full prompt; the session re-reads only
  * what it has not read. Functions return 0 or a negative LILY_E* code (lily_error.h). One thread
- * at a time may call into an engine and its sessions, except for lily_cancel. Strings are UTF-8. */
+ * at a time may call into an engine and its sessions, except for lily_cancel and for functions that
+ * take a const engine (text, info, defaults): those run beside it. Strings are UTF-8. */
 #ifndef LILY_H
 #define LILY_H
 
