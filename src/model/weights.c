@@ -1,5 +1,7 @@
 #include "model/weights.h"
 
+#include <string.h>
+
 #include "base/bf16.h"
 
 enum { GROUP = 64 };
@@ -9,9 +11,9 @@ enum { GROUP = 64 };
 static void mat_group(const struct mat *m, int32_t r, int32_t g, float *out) {
     const uint8_t *q = m->data + (size_t)r * mat_row_bytes(m) + (size_t)g * GROUP * m->bits / 8;
     if (m->bits == 16) {
-        for (size_t i = 0; i < GROUP; i++) {
-            out[i] = bf16_to_f32((uint16_t)(q[2 * i] | q[2 * i + 1] << 8));
-        }
+        uint16_t bits[GROUP]; /* little endian, like every machine this runs on */
+        memcpy(bits, q, sizeof bits);
+        for (size_t i = 0; i < GROUP; i++) out[i] = bf16_to_f32(bits[i]);
         return;
     }
     size_t at = (size_t)r * (size_t)(m->cols / GROUP) + (size_t)g;
