@@ -2,6 +2,7 @@
 #ifndef LILY_SERVE_SERVE_H
 #define LILY_SERVE_SERVE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,10 +17,12 @@ struct serve_options {
     int32_t max_connections;   /* 0: 256 */
     int32_t idle_seconds;      /* a connection that sends nothing for so long is closed; 0: 60 */
     int32_t keepalive_seconds; /* comment on a silent stream; 0: 5 */
+    bool quiet;                /* no access log on standard error */
 };
 
 /* Serves until serve_stop, SIGINT or SIGTERM; then lets running replies end within a token. The
- * engine stays the caller's. ready (may be NULL) is called once with the port bound. */
+ * engine stays the caller's. ready (may be NULL) is called once with the port bound. One server
+ * runs at a time in a process. */
 int serve_run(lily_engine *engine, const struct serve_options *options,
               void (*ready)(void *arg, uint16_t port), void *arg, lily_err *err);
 
