@@ -1,0 +1,597 @@
+"""Every command as a user runs it: help, results, errors, exit statuses, signals, the terminal."""
+
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+
+COMMANDS = ["run", "chat", "serve", "bench", "eval", "tokenize", "inspect", "pack", "synth",
+            "doctor"]
+CORE_COMMANDS = [c for c in COMMANDS if c not in ("chat", "serve")]
+OK, FAILED, USAGE = 0, 1, 2
+
+
+def document(done):
+    """The one JSON document of a command that succeeded."""
+    assert done.returncode == OK, done.stderr
+    return json.loads(done.stdout)
+
+
+def refused(done, status, *parts):
+    """The command failed with this status and one line on stderr that holds these parts."""
+    assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert re.fullmatch(r"lily: [^\n]+\n", done.stderr), done.stderr
+    for part in parts:
+        assert part in done.stderr
+
+
+# ---- help and usage ----------------------------------------------------------------------------
+
+
+def test_commands_listed(lily, lily_core):
+    for program, commands in ((lily, COMMANDS), (lily_core, CORE_COMMANDS)):
+        done = program("--help")
+        assert done.returncode == OK and done.stderr == ""
+        assert re.findall(r"^  (\w+) ", done.stdout, re.M) == commands
+        bare = program()
+        assert bare.returncode == USAGE and bare.stdout == "" and bare.stderr == done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(lily, command):
+    done = lily(command, "--help")
+    assert done.returncode == OK and done.stderr == ""
+    assert done.stdout.startswith(f"lily {command}: ")
+    assert f"\nusage: lily {command} [options]" in done.stdout
+    assert f"\nexample:\n  lily {command}" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    assert lily("help", command).stdout == done.stdout
+    # An example is a command line that the parser takes, up to the files it names.
+    example = done.stdout.rsplit("example:\n  lily ", 1)[1].split()
+    for word in example:
+        if word.startswith("-"):
+            assert word in done.stdout.rsplit("example:", 1)[0]
+
+
+@pytest.mark.parametrize("command", CORE_COMMANDS)
+def test_core_help(lily, lily_core, command):
+    expected = re.sub(r"(?m)^(usage: |)lily ", r"\1lily-core ", lily(command, "--help").stdout, )
+    found = lily_core(command, "--help").stdout
+    assert found.split("example:")[0] == expected.split("example:")[0]
+
+
+def test_version(lily):
+    done = lily("--version")
+    assert done.returncode == OK and re.fullmatch(r"lily \d+\.\d+\.\d+\n", done.stdout)
+
+
+def test_unknown_command(lily):
+    refused(lily("bnech"), USAGE, "bnech", "did you mean bench?")
+    refused(lily("frobnicate"), USAGE, "frobnicate: no such command")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_unknown_option(lily, command):
+    refused(lily(command, "--jsno" if command != "chat" else "--sytem"), USAGE, "did you mean --")
+    refused(lily(command, "--frobnicate"), USAGE, "--frobnicate: no such option")
+
+
+@pytest.mark.parametrize("words, parts", [
+    (["run", "--temperature", "hot", "x"], ["--temperature", '"hot"', "from 0 to 100"]),
+    (["run", "--top-p", "2", "x"], ["--top-p", "from 0 to 1"]),
+    (["run", "--seed", "-1", "x"], ["--seed", "unsigned"]),
+    (["run", "one", "two"], ['"two"', "quote"]),
+    (["run", "--max-tokens"], ["--max-tokens", "expected a value"]),
+    (["bench", "-p", "0"], ["--prompt", "from 1"]),
+    (["bench", "-r", "0"], ["--repeat", "from 1"]),
+    (["eval"], ["--text", "--ids"]),
+    (["eval", "--text", "a", "--ids", "b"], ["--text", "--ids"]),
+    (["tokenize", "a", "--decode", "1"], ["--decode"]),
+    (["pack", "one"], ["IN OUT"]),
+    (["synth", "x", "--layers", "6"], ["--layers", "multiple of 4"]),
+    (["serve", "--port", "70000"], ["--port", "65535"]),
+    (["doctor", "extra"], ['"extra"']),
+])
+def test_wrong_usage(lily, words, parts):
+    refused(lily(*words), USAGE, *parts)
+
+
+@pytest.mark.parametrize("words", [
+    ["run", "hi"], ["chat"], ["serve", "--port", "0"], ["bench"], ["eval", "--text", os.devnull],
+    ["tokenize", "hi"], ["inspect"]])
+def test_missing_model(lily, tmp_path, words):
+    refused(lily(*words, "-m", tmp_path / "nothing"), FAILED, str(tmp_path / "nothing"))
+
+
+def test_unknown_backend(lily, standin):
+    refused(lily("run", "-m", standin, "--backend", "abacus", "hi"), FAILED, "abacus")
+
+
+# ---- run ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ask(lily, standin):
+    """lily run on the stand-in."""
+    return lambda *args, **more: lily("run", "-m", standin, *args, **more)
+
+
+def test_run_document(ask):
+    doc = document(ask("--json", "--max-tokens", 12, "--seed", 7, "Say hello."))
+    assert doc["finish"] in ("stop", "length")
+    assert doc["prompt_tokens"] > 5 and doc["cached_tokens"] == 0
+    assert 0 < doc["output_tokens"] <= 12 and 0 <= doc["reasoning_tokens"] <= doc["output_tokens"]
+    assert doc["prefill_tok_s"] > 0 and doc["seed"] == "7"
+    assert doc["engine"]["backend"] and doc["engine"]["memory_bytes"] > 1 << 20
+    assert isinstance(doc["text"], str) and isinstance(doc["reasoning"], str)
+
+
+def test_run_streams_only_the_answer(ask):
+    words = ["--seed", 3, "--max-tokens", 40, "Say hello."]
+    plain, doc = ask(*words), document(ask("--json", *words))
+    assert plain.returncode == OK and plain.stderr == ""
+    assert plain.stdout.strip("\n") == doc["text"].strip("\n")
+
+
+def test_run_statistics(ask):
+    done = ask("--stats", "--no-think", "--max-tokens", 8, "--seed", 1, "Say hello.")
+    assert re.fullmatch(r"prompt \d+ tokens \(0 cached\) [\d.]+ tok/s, answer \d+ tokens "
+                        r"[\d.]+ tok/s \| \w+, .+ \| memory [\d.]+ MiB\n", done.stderr), done.stderr
+
+
+def test_run_prompt_sources(ask, tmp_path):
+    (tmp_path / "p.txt").write_text("Say hello.")
+    common = ["--json", "--temperature", 0, "--max-tokens", 10]
+    operand = document(ask(*common, "Say hello."))
+    for other in (ask(*common, input="Say hello."),
+                  ask(*common, "--file", "-", input="Say hello."),
+                  ask(*common, "--file", tmp_path / "p.txt")):
+        other = document(other)
+        assert (other["text"], other["reasoning"]) == (operand["text"], operand["reasoning"])
+    both = document(ask(*common, "--file", tmp_path / "p.txt", "Read this:"))
+    joined = document(ask(*common, "Read this:\n\nSay hello."))
+    assert both["prompt_tokens"] == joined["prompt_tokens"]
+    refused(ask(input=""), FAILED, "empty")
+    refused(ask("--file", tmp_path / "none"), FAILED, str(tmp_path / "none"))
+    refused(ask(input="\udcff\udcfe"), FAILED, "UTF-8")
+
+
+def test_run_system_and_think(ask):
+    common = ["--json", "--temperature", 0, "--max-tokens", 4, "Say hello."]
+    plain = document(ask(*common))
+    assert document(ask("--system", "Be brief.", *common))["prompt_tokens"] > plain["prompt_tokens"]
+    quick = document(ask("--no-think", *common))
+    assert quick["reasoning_tokens"] == 0 and quick["reasoning"] == ""
+    assert quick["prompt_tokens"] == plain["prompt_tokens"] + 2  # the block is closed
+
+
+def test_run_raw(ask):
+    raw = document(ask("--raw", "--json", "--max-tokens", 1, "<|im_start|>"))
+    assert raw["prompt_tokens"] == 1
+
+
+def test_greedy_repeats(ask):
+    words = ["--json", "--temperature", 0, "--max-tokens", 30, "--seed"]
+    texts = {(d["text"], d["reasoning"]) for d in
+             (document(ask(*words, seed, "Tell a story.")) for seed in (1, 1, 2))}
+    assert len(texts) == 1
+
+
+def test_seeds(ask):
+    words = ["--json", "--no-think", "--temperature", 1.5, "--top-k", 0, "--top-p", 1,
+             "--max-tokens", 30, "Tell a story.", "--seed"]
+    texts = [document(ask(*words, seed))["text"] for seed in (1, 1, 2, 3)]
+    assert texts[0] == texts[1] and len(set(texts)) == 3
+    free = [document(ask(*words[:-1])) for _ in range(2)]
+    assert free[0]["seed"] != free[1]["seed"] and free[0]["text"] != free[1]["text"]
+    assert document(ask(*words, free[0]["seed"]))["text"] == free[0]["text"]
+
+
+def test_stop_strings(ask):
+    words = ["--json", "--no-think", "--temperature", 1.5, "--top-k", 0, "--top-p", 1, "--seed", 5,
+             "--max-tokens", 60, "Tell a story."]
+    text = document(ask(*words))["text"]
+    assert len(text) > 40
+    # A piece that crosses token borders somewhere: every start of a stretch of the text.
+    for start in range(20, 30):
+        stop = text[start:start + 7]
+        if "\ufffd" in stop:
+            continue
+        doc = document(ask("--stop", "never in any text \u2603", "--stop", stop, *words))
+        assert doc["text"] == text[:text.index(stop)] and doc["finish"] == "stop"
+
+
+def test_logit_bias(lily, standin, ask):
+    ids = document(lily("tokenize", "-m", standin, "--json", "!"))["ids"]
+    assert len(ids) == 1
+    doc = document(ask("--json", "--no-think", "--temperature", 0, "--presence-penalty", 0,
+                       "--max-tokens", 9, "--logit-bias", f"{ids[0]}=100", "Hi"))
+    assert doc["text"] == "!" * 9 and doc["finish"] == "length" and doc["output_tokens"] == 9
+    refused(ask("--logit-bias", "!=3", "Hi"), FAILED, "--logit-bias", "ID=B")
+
+
+def test_context_end(ask):
+    refused(ask("--ctx", 64, "word " * 400), FAILED, "context")
+
+
+def endless(lily, standin):
+    """Options that keep an answer running: its end tokens are forbidden."""
+    words = ["-m", str(standin), "--no-think", "--seed", "1", "--ctx", "30000"]
+    for name in ("<|im_end|>", "<|endoftext|>"):
+        ids = document(lily("tokenize", "-m", standin, "--control", "--json", name))["ids"]
+        assert len(ids) == 1
+        words += ["--logit-bias", f"{ids[0]}=-1000"]
+    return words
+
+
+def test_run_interrupt(lily, standin):
+    process = lily.start("run", *endless(lily, standin), "--stats", "Tell a story.")
+    assert process.stdout.read(1)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert time.monotonic() - began < 5
+    assert process.returncode == 128 + signal.SIGINT
+    assert out.endswith(b"\n") and re.match(rb"prompt \d+ tokens .*, answer \d+ tokens", err)
+
+
+def test_run_interrupt_json(lily, standin):
+    process = lily.start("run", *endless(lily, standin), "--json", "Tell a story.")
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+    doc = json.loads(out)
+    assert doc["finish"] == "cancelled" and doc["output_tokens"] > 0
+
+
+def test_run_reader_leaves(lily, standin):
+    process = lily.start("run", *endless(lily, standin), "Tell a story.")
+    assert process.stdout.read(5)
+    process.stdout.close()
+    assert process.wait(timeout=20) == OK
+    assert process.stderr.read() == b""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [["run", "Hi", "--max-tokens", "9"], ["doctor"],
+                                   ["tokenize", "hi", "--json"], ["--help"]])
+def test_output_full(lily, standin, words):
+    model = ["-m", standin] if words[0] in ("run", "tokenize") else []
+    with open("/dev/full", "w") as full:
+        process = lily.start(*words, *model, stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == FAILED
+    assert re.fullmatch(r"lily: standard output: .+\n", err.decode())
+
+
+def test_run_on_a_terminal(lily, standin, terminal):
+    t = terminal(lily, "run", "-m", standin, "--seed", 1, "--max-tokens", 20, "Say hello.")
+    seen = t.expect("tok/s |")
+    assert t.wait() == OK
+    assert "\033[2m" in seen  # the reasoning, dimmed
+    assert "\033[0m" in seen.split("\033[2m")[-1]
+
+
+# ---- tokenize ----------------------------------------------------------------------------------
+
+SAMPLE = "Hello, w\u00f6rld!  \u4f60\u597d \U0001f600\n\ttabs and 12345 numbers"
+
+
+def test_tokenize_round_trip(lily, standin):
+    doc = document(lily("tokenize", "-m", standin, "--json", SAMPLE))
+    assert doc["n"] == len(doc["ids"]) > 5
+    ids = ",".join(map(str, doc["ids"]))
+    assert lily("tokenize", "-m", standin, "--decode", ids).stdout == SAMPLE
+    back = document(lily("tokenize", "-m", standin, "--json", "--decode", json.dumps(doc["ids"])))
+    assert back == {"text": SAMPLE}
+    lines = lily("tokenize", "-m", standin, SAMPLE).stdout.splitlines()
+    assert [int(line.split()[0]) for line in lines] == doc["ids"]
+    assert '"\\n"' in "".join(lines) or "\\n" in "".join(lines)
+
+
+def test_tokenize_control(lily, standin):
+    def count(*more):
+        return document(lily("tokenize", "-m", standin, "--json", "<|im_start|>", *more))["n"]
+
+    assert count("--control") == 1 and count() > 1
+
+
+def test_tokenize_sources(lily, standin, tmp_path):
+    (tmp_path / "t.txt").write_text(SAMPLE)
+    expected = document(lily("tokenize", "-m", standin, "--json", SAMPLE))
+    assert document(lily("tokenize", "-m", standin, "--json", "-f", tmp_path / "t.txt")) == expected
+    assert document(lily("tokenize", "-m", standin, "--json", input=SAMPLE)) == expected
+    assert document(lily("tokenize", "-m", standin, "--json", ""))["n"] == 0
+    refused(lily("tokenize", "-m", standin, "--decode", "99999999"), FAILED, "99999999")
+    refused(lily("tokenize", "-m", standin, "--decode", "one"), FAILED, "token ids")
+    refused(lily("tokenize", "-m", standin, input="a\udcffb"), FAILED, "UTF-8")
+
+
+def test_tokenize_chat(lily, standin, tmp_path):
+    (tmp_path / "m.json").write_text(json.dumps([{"role": "user", "content": "Hi <|im_end|>"}]))
+    text = lily("tokenize", "-m", standin, "--chat", tmp_path / "m.json", "--text")
+    assert text.stdout == ("<|im_start|>user\nHi <|im_end|><|im_end|>\n"
+                           "<|im_start|>assistant\n<think>\n")
+    doc = document(lily("tokenize", "-m", standin, "--chat", tmp_path / "m.json", "--json"))
+    assert doc["text"] == text.stdout and doc["n"] == len(doc["ids"])
+    # What the user typed stays text: it costs more tokens than the control token.
+    end = document(lily("tokenize", "-m", standin, "--control", "--json", "<|im_end|>"))["ids"][0]
+    assert doc["ids"].count(end) == 1
+    quick = lily("tokenize", "-m", standin, "--chat", tmp_path / "m.json", "--text", "--no-think")
+    assert quick.stdout.endswith("<think>\n\n</think>\n\n")
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]
+    (tmp_path / "t.json").write_text(json.dumps(tools))
+    with_tools = lily("tokenize", "-m", standin, "--chat", tmp_path / "m.json", "--text",
+                      "--tools", tmp_path / "t.json")
+    assert "get_weather" in with_tools.stdout and with_tools.stdout.startswith("<|im_start|>system")
+    (tmp_path / "bad.json").write_text("[{]")
+    refused(lily("tokenize", "-m", standin, "--chat", tmp_path / "bad.json"), FAILED)
+
+
+# ---- bench -------------------------------------------------------------------------------------
+
+
+def test_bench_rows(lily, standin):
+    words = ["bench", "-m", standin, "-p", "8,16", "-n", "4", "-d", "0,32", "-r", "2"]
+    rows = document(lily(*words, "--json"))
+    assert [(r["test"], r["n"], r["depth"]) for r in rows] == [
+        ("prefill", 8, 0), ("prefill", 16, 0), ("decode", 4, 0),
+        ("prefill", 8, 32), ("prefill", 16, 32), ("decode", 4, 32)]
+    for row in rows:
+        assert row["tok_s"] > 0 and row["spread"] >= 0 and row["digest_repeats"] is True
+        assert len(row["runs_tok_s"]) == 2
+        runs = sorted(row["runs_tok_s"])
+        assert row["tok_s"] == pytest.approx(sum(runs) / 2)
+        assert row["spread"] == pytest.approx((runs[1] - runs[0]) / row["tok_s"], abs=1e-6)
+        if row["test"] == "decode":
+            assert row["gb_s"] > 0
+            assert row["fraction_of_bound"] == pytest.approx(row["gb_s"] / row["bound_gb_s"])
+        else:
+            assert row["gb_s"] is None and row["fraction_of_bound"] is None
+    again = document(lily(*words, "--json"))
+    assert [r["digest"] for r in again] == [r["digest"] for r in rows]
+    # Depths are one sequence: reading 16 tokens at 0 is not reading 16 at 32.
+    assert len({r["digest"] for r in rows}) == len(rows)
+    table = lily(*words)
+    assert table.returncode == OK and table.stderr == ""
+    for row in rows:
+        assert row["digest"] in table.stdout
+
+
+def test_bench_beyond_context(lily, standin):
+    done = lily("bench", "-m", standin, "-p", "200", "-n", "1", "-d", "0", "-r", "1", "--ctx", 64)
+    assert done.returncode == FAILED and done.stderr.startswith("lily: ")
+
+
+# ---- inspect, doctor ---------------------------------------------------------------------------
+
+
+def test_inspect(lily, standin, tmp_path):
+    doc = document(lily("inspect", standin, "--json"))
+    assert lily("inspect", "-m", standin, "--json").stdout == json.dumps(doc, indent=2,
+                                                                         ensure_ascii=False) + "\n"
+    text = lily("inspect", standin)
+    assert text.returncode == OK and "mini" in text.stdout and "MiB" in text.stdout
+    (tmp_path / "config.json").write_text("{}")
+    done = lily("inspect", tmp_path)
+    assert done.returncode == FAILED
+
+
+def test_doctor(lily):
+    doc = document(lily("doctor", "--json"))
+    backends = {b["name"]: b for b in doc["backends"]}
+    assert backends["ref"]["usable"] and all(b["reason"] for b in backends.values())
+    assert doc["machine"]["memory_total_bytes"] > 1 << 28
+    text = lily("doctor").stdout
+    assert "ref" in text and "GiB" in text
+
+
+# ---- pack, synth -------------------------------------------------------------------------------
+
+
+def test_pack(lily, standin, ask, tmp_path):
+    out = tmp_path / "mini.lily"
+    doc = document(lily("pack", standin, out, "--json"))
+    assert doc["bytes"] == out.stat().st_size > 1 << 20
+    assert os.listdir(tmp_path) == ["mini.lily"]
+    refused(lily("pack", standin, out), FAILED, str(out), "--force")
+    assert lily("pack", standin, out, "--force").returncode == OK
+    words = ["--json", "--temperature", 0, "--max-tokens", 20, "Say hello."]
+    packed, folder = document(lily("run", "-m", out, *words)), document(ask(*words))
+    assert (packed["text"], packed["reasoning"]) == (folder["text"], folder["reasoning"])
+    assert document(lily("inspect", out, "--json"))
+    refused(lily("pack", tmp_path / "none", tmp_path / "x"), FAILED, str(tmp_path / "none"))
+    refused(lily("pack", standin, tmp_path), FAILED, "folder")
+    assert os.listdir(tmp_path) == ["mini.lily"]
+
+
+def test_synth(lily, tmp_path):
+    doc = document(lily("synth", tmp_path / "a", "--shape", "mini", "--layers", 4, "--seed", 3,
+                        "--json"))
+    assert doc["shape"] == "mini" and doc["layers"] == 4 and doc["seed"] == 3
+    refused(lily("synth", tmp_path / "a", "--shape", "mini"), FAILED, "--force")
+    assert lily("synth", tmp_path / "b", "--shape", "mini", "--layers", 4,
+                "--seed", 3).returncode == OK
+    a, b = ((tmp_path / x / "model.safetensors").read_bytes() for x in "ab")
+    assert a == b
+    refused(lily("synth", tmp_path / "c", "--shape", "giant"), FAILED, "giant")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_synth_interrupt(lily, tmp_path, packed):
+    words = ["synth", tmp_path / "big", "--layers", "8"] + (["--packed"] if packed else [])
+    process = lily.start(*words)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, err
+    assert err == b"lily: interrupted\n"
+    assert os.listdir(tmp_path) == []
+
+
+# ---- chat --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chat(lily, standin, terminal, tmp_path):
+    return lambda *args: terminal(lily, "chat", "-m", standin, "--seed", 1, "--history",
+                                  tmp_path / "history", *args)
+
+
+def test_chat(chat, tmp_path):
+    t = chat("--max-tokens", 30)
+    t.expect("Ctrl-D leaves")
+    t.expect("> ")
+    t.type("Say hello.\r")
+    first = t.expect("tok/s, answer")
+    assert "\033[2m" in first  # the reasoning, dimmed
+    assert "(0 cached)" in first
+    t.expect("> ")
+    t.type("And again.\r")
+    again = t.expect("tok/s, answer")
+    cached = int(re.search(r"\((\d+) cached\)", again)[1])
+    assert cached > 5
+    t.expect("> ")
+    t.type("\x04")
+    assert t.wait() == OK
+    history = (tmp_path / "history").read_text()
+    assert "again" in history and (tmp_path / "history").stat().st_mode & 0o077 == 0
+
+
+def test_chat_interrupt(lily, standin, terminal, tmp_path):
+    t = terminal(lily, "chat", *endless(lily, standin), "--no-history")
+    t.expect("> ")
+    t.type("Tell a story.\r")
+    t.expect("\n")
+    time.sleep(0.5)
+    t.type("\x03")
+    t.expect("(stopped)", seconds=10)
+    t.expect("> ")
+    t.type("half a line\x03")  # at the prompt: a fresh line, not the end
+    t.expect("(Ctrl-D leaves)")
+    t.expect("> ")
+    t.type("More.\r")
+    time.sleep(0.5)
+    t.type("\x03")
+    t.expect("(stopped)", seconds=10)
+    t.expect("> ")
+    t.type("\x04")
+    assert t.wait() == OK
+    assert os.listdir(tmp_path) == []
+
+
+def test_chat_commands(chat, tmp_path):
+    t = chat("--no-think", "--max-tokens", 8, "--system", "Be brief.")
+    t.expect("> ")
+    t.type("/help\r")
+    for word in ("/reset", "/think", "/system", "/save", "/quit"):
+        t.expect(word)
+    t.type("/thnik\r")
+    t.expect("did you mean /think")
+    t.type("/think on\r")
+    t.expect("thinking is on")
+    t.type("/think off\r")
+    t.expect("thinking is off")
+    t.type("one \\\rtwo\r")
+    t.expect("tok/s, answer")
+    t.type(f"/save {tmp_path / 'talk.json'}\r")
+    t.expect("saved to")
+    messages = json.loads((tmp_path / "talk.json").read_text())
+    assert [m["role"] for m in messages] == ["system", "user", "assistant"]
+    assert messages[1]["content"] == "one \ntwo"
+    t.type("/reset\r")
+    t.expect("a new conversation")
+    t.type("/system Speak.\r")
+    t.expect("system message set")
+    t.type(f"/save {tmp_path / 'empty.json'}\r")
+    t.expect("saved to")
+    assert json.loads((tmp_path / "empty.json").read_text()) == [
+        {"role": "system", "content": "Speak."}]
+    t.type("/quit\r")
+    assert t.wait() == OK
+
+
+def test_chat_recalls(chat):
+    for _ in range(2):
+        t = chat("--no-think", "--max-tokens", 4)
+        t.expect("> ")
+        t.type("/think off\r" if _ == 0 else "\033[A\r")  # the second time: arrow up
+        t.expect("thinking is off")
+        t.type("\x04")
+        assert t.wait() == OK
+
+
+def test_chat_piped(lily, standin):
+    """Without a terminal it takes turns line by line and prints the answers alone."""
+    done = lily("chat", "-m", standin, "--no-think", "--temperature", 0, "--max-tokens", 8,
+                input="Say hello.\n/think off\nAgain")
+    assert done.returncode == OK and done.stderr == ""
+    assert "thinking is off" in done.stdout and "\033" not in done.stdout
+    single = lily("run", "-m", standin, "--no-think", "--temperature", 0, "--max-tokens", 8,
+                  "Say hello.")
+    assert done.stdout.startswith(single.stdout)
+
+
+def test_chat_ends_on_sigterm(chat):
+    t = chat()
+    t.expect("> ")
+    os.kill(t.pid, signal.SIGTERM)
+    assert t.wait(20) == 128 + signal.SIGTERM
+
+
+# ---- serve, core -------------------------------------------------------------------------------
+
+
+def test_serve_starts_and_stops(lily, standin):
+    process = lily.start("serve", "-m", standin, "--port", "0", "--json")
+    text = b""
+    while not text.endswith(b"\n}\n"):
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        text += line
+    doc = json.loads(text)
+    assert doc["url"] == f"http://127.0.0.1:{doc['port']}" and doc["port"] > 0
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == OK and b"authentication" not in err
+
+
+def test_serve_warns_off_loopback(lily, standin):
+    process = lily.start("serve", "-m", standin, "--port", "0", "--host", "0.0.0.0")
+    assert b"http://0.0.0.0:" in process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert b"no authentication" in err
+
+
+def test_core_runs(lily, lily_core, standin):
+    words = ["run", "-m", standin, "--json", "--temperature", 0, "--max-tokens", 20, "Say hello."]
+    whole, core = document(lily(*words)), document(lily_core(*words))
+    assert (core["text"], core["reasoning"]) == (whole["text"], whole["reasoning"])
+    refused(lily_core("serve"), USAGE, "serve: no such command")
+
+
+# ---- the embedded stand-in ---------------------------------------------------------------------
+
+
+def test_embedded(lily, trained):
+    doc = document(lily("run", "--json", "--temperature", 0, "--max-tokens", 20, "Say hello."))
+    folder = document(lily("run", "-m", trained, "--json", "--temperature", 0, "--max-tokens", 20,
+                           "Say hello."))
+    assert doc["engine"]["kind"] == "embedded"
+    assert (doc["text"], doc["reasoning"]) == (folder["text"], folder["reasoning"])
+
+
+def test_demo(lily, trained):
+    import subprocess
+    from conftest import ROOT
+    done = subprocess.run([ROOT / "tools" / "demo.sh", lily.path], capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode == OK, done.stderr
+    assert re.search(r"prompt \d+ tokens .* tok/s, answer \d+ tokens [\d.]+ tok/s \| \w+, .* "
+                     r"\| memory [\d.]+ MiB", done.stdout + done.stderr)
