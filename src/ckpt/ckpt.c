@@ -57,8 +57,7 @@ static const char *folder_kind(const struct ckpt *c) {
     return c->stats.converted ? "MLX bf16 folder" : "Hugging Face bf16 folder";
 }
 
-/* Names the tensor that holds a weight which cannot be quantised. */
-static int name_bad_weight(const struct ckpt *c, const uint8_t *bad, struct faults *f) {
+int load_name_bad_weight(const struct ckpt *c, const uint8_t *bad, struct faults *f) {
     const struct catalog_entry *e = catalog_locate(&c->catalog, bad);
     if (!e) return ERR(f->err, LILY_ENUMERIC, "%s: a weight is not finite", c->path);
     return fault(f, LILY_EFORMAT,
@@ -84,7 +83,7 @@ static int bind_folder(struct ckpt *c, enum load_matrices matrices, struct work 
     if (rc != 0 || matrices != LOAD_QUANTISED || f->list) return rc;
     const uint8_t *bad;
     rc = quantise_weights(&c->weights, &c->pool, work, &bad, f->err);
-    return rc == LILY_ENUMERIC ? name_bad_weight(c, bad, f) : rc;
+    return rc == LILY_ENUMERIC ? load_name_bad_weight(c, bad, f) : rc;
 }
 
 static int open_folder(struct ckpt *c, const char *path, enum load_matrices matrices,

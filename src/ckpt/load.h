@@ -48,4 +48,7 @@ int load_open(struct ckpt *c, const char *path, enum load_matrices matrices, str
               struct faults *f);
 void load_close(struct ckpt *c);
 
+/* The fault that names the tensor and index of a weight which cannot be quantised. */
+int load_name_bad_weight(const struct ckpt *c, const uint8_t *bad, struct faults *f);
+
 #endif
