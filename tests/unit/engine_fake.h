@@ -60,7 +60,7 @@ struct fake_state {
 struct backend_session {
     struct backend_model *model;
     int32_t context, pos, kv_rows;
-    int32_t *kv; /* [context] */
+    uint64_t *kv; /* [context] */
     struct fake_state state;
 };
 
@@ -99,7 +99,7 @@ static int fake_session_new(struct backend_model *m, int32_t context, struct bac
     *out = calloc(1, sizeof **out);
     (*out)->model = m;
     (*out)->context = context;
-    (*out)->kv = calloc((size_t)context, sizeof(int32_t));
+    (*out)->kv = calloc((size_t)context, sizeof *(*out)->kv);
     fake.sessions++;
     return 0;
 }
@@ -129,15 +129,15 @@ static int fake_read(struct backend_session *s, int32_t token, lily_err *err) {
         fake.nan_at = 0;
         s->state.spoilt = true;
     }
-    s->kv[s->pos++] = token;
-    if (s->pos > s->kv_rows) s->kv_rows = s->pos;
     s->state.hash = fake_mix(s->state.hash * 31 + (uint64_t)token + 1);
+    s->kv[s->pos++] = s->state.hash;
+    if (s->pos > s->kv_rows) s->kv_rows = s->pos;
     return 0;
 }
 
 static void fake_logits(const struct backend_session *s, float *out) {
     uint64_t h = s->state.hash;
-    for (int32_t i = 0; i < s->pos; i++) h = fake_mix(h ^ (uint64_t)s->kv[i]);
+    for (int32_t i = 0; i < s->pos; i++) h = fake_mix(h ^ s->kv[i]);
     for (int32_t i = 0; i < shape_mini.vocab; i++) {
         out[i] = (float)(fake_mix(h ^ (uint64_t)i << 32) >> 40) * 0x1p-21f - 4;
     }

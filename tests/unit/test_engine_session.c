@@ -18,6 +18,13 @@ static int32_t read_all(lily_session *s, const int32_t *ids, int32_t n) {
     return cached;
 }
 
+/* Cancels at the event after so many. */
+static int stop_soon(void *arg, int32_t done, int32_t total) {
+    (void)done;
+    (void)total;
+    return --*(int32_t *)arg < 0;
+}
+
 /* The logits must be those of a session that never held anything else. */
 static void expect_as_cold(lily_engine *e, lily_session *s, const int32_t *ids, int32_t n) {
     struct fake before = fake;
@@ -80,6 +87,34 @@ static void test_nothing_is_shared(void **state) {
     assert_int_equal(read_all(s, b, 200), 0);
     expect_as_cold(e, s, b, 200);
     fake_close_all(e, s);
+}
+
+/* Interrupted just after going back, the session holds tokens and checkpoints ahead of its
+ * position: of use when the same tokens come again, not to be believed after others. */
+static void test_ahead_of_the_position(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    for (int other = 0; other < 2; other++) {
+        lily_session *s = fake_session(e);
+        lily_err err;
+        int32_t ids[200], cached, events = 0;
+        fill(ids, 200, 6);
+        read_all(s, ids, 128); /* checkpoints at 64 and, as a step passes it, at 128 */
+        read_all(s, ids, 127);
+        assert_int_equal(lily_session_step(s, ids[127], &err), 0);
+        assert_int_equal(lily_session_step(s, ids[128], &err), 0);
+        assert_int_equal(session_sync(s, ids, 128, stop_soon, &events, &cached, &err),
+                         LILY_ECANCELED);
+        assert_int_equal(session_position(s), 64);
+        if (other) {
+            ids[64] ^= 1;
+            assert_int_equal(lily_session_step(s, ids[64], &err), 0);
+        }
+        assert_int_equal(read_all(s, ids, 200), other ? 65 : 128);
+        expect_as_cold(e, s, ids, 200);
+        lily_session_free(s);
+    }
+    fake_close_all(e, NULL);
 }
 
 /* System, question, generation prompt: as the chat template lays them out. */
@@ -158,12 +193,6 @@ static void test_answers_resume_within(void **state) {
 
 /* Random prompts that share prefixes with earlier ones, in any order, with steps and interrupted
  * reads in between, chunks of any size, budgets of any size: never another answer than cold. */
-static int stop_soon(void *arg, int32_t done, int32_t total) {
-    (void)done;
-    (void)total;
-    return --*(int32_t *)arg < 0;
-}
-
 static void test_never_wrong(void **state) {
     (void)state;
     for (uint64_t round = 0; round < 40; round++) {
@@ -186,6 +215,12 @@ static void test_never_wrong(void **state) {
             if (dice / 11 % 4 == 0) {
                 int32_t events = (int32_t)(dice / 13 % 5);
                 session_sync(s, ids, (size_t)n, stop_soon, &events, &cached, &err);
+                int32_t at = session_position(s); /* go on from there with another token */
+                if (at > 0 && at < 800 && dice / 17 % 2) {
+                    ids[at] = (int32_t)(dice % 256);
+                    assert_int_equal(lily_session_step(s, ids[at], &err), 0);
+                    expect_as_cold(e, s, ids, at + 1);
+                }
                 continue;
             }
             assert_in_range(read_all(s, ids, n), 0, n);
@@ -380,6 +415,7 @@ int main(void) {
         cmocka_unit_test(test_extension_reads_the_suffix),
         cmocka_unit_test(test_repetition_reads_nothing),
         cmocka_unit_test(test_nothing_is_shared),
+        cmocka_unit_test(test_ahead_of_the_position),
         cmocka_unit_test(test_edits_resume_at_turns),
         cmocka_unit_test(test_long_prompts_are_checkpointed),
         cmocka_unit_test(test_answers_resume_within),
