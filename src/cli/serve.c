@@ -60,6 +60,7 @@ int cmd_serve(int argc, char **argv) {
                   "seconds after which a silent connection is closed"),
         OPT_RANGE(INT, "keepalive", &s->keepalive_seconds, "S", 1, 3600,
                   "seconds between comments on a silent stream"),
+        OPT_FLAG("quiet", 'q', &s->quiet, "no line on stderr for each request"),
         MODEL_OPTIONS(&w.model),
         JSON_OPTION(&w.model.json),
     };
