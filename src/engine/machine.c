@@ -7,8 +7,6 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "base/file.h"
-
 #if defined(__APPLE__)
 #include <mach/mach.h>
 #include <sys/sysctl.h>
@@ -51,32 +49,32 @@ static bool field(const char *text, const char *key, char *out, size_t n) {
     return false;
 }
 
-static char *read_text(const char *path) {
-    char *text = NULL;
-    size_t size;
-    return file_read(path, 1 << 22, &text, &size, NULL) ? NULL : text;
+/* The beginning of a file of the kernel's, whose size stat does not tell. Empty: not there. */
+static const char *read_text(const char *path, char *out, size_t n) {
+    FILE *f = fopen(path, "r");
+    out[f ? fread(out, 1, n - 1, f) : 0] = 0;
+    if (f) fclose(f);
+    return out;
 }
 
 /* A number in a file of its own; false for "max" and when there is none. */
 static bool read_number(const char *path, uint64_t *out) {
-    char *text = read_text(path), *end = text;
-    unsigned long long value = text ? strtoull(text, &end, 10) : 0;
-    bool found = text && end != text;
-    if (found) *out = value;
-    free(text);
-    return found;
+    char text[64], *end;
+    unsigned long long value = strtoull(read_text(path, text, sizeof text), &end, 10);
+    if (end == text) return false;
+    *out = value;
+    return true;
 }
 
 static void read_memory(struct machine *m) {
-    char value[64];
-    char *info = read_text("/proc/meminfo");
-    if (info && field(info, "MemTotal", value, sizeof value)) {
+    char value[64], info[4096];
+    read_text("/proc/meminfo", info, sizeof info);
+    if (field(info, "MemTotal", value, sizeof value)) {
         m->memory_total = strtoull(value, NULL, 10) * 1024;
     }
-    if (info && field(info, "MemAvailable", value, sizeof value)) {
+    if (field(info, "MemAvailable", value, sizeof value)) {
         m->memory_available = strtoull(value, NULL, 10) * 1024;
     }
-    free(info);
     uint64_t limit, used;
     if (read_number("/sys/fs/cgroup/memory.max", &limit) && limit < m->memory_total) {
         m->memory_total = limit;
@@ -88,13 +86,13 @@ static void read_memory(struct machine *m) {
 }
 
 static void read_system(struct machine *m) {
-    char *info = read_text("/proc/cpuinfo");
+    char info[8192];
+    read_text("/proc/cpuinfo", info, sizeof info);
     /* Arm kernels name no model; the board's name, where there is one, says more than nothing. */
-    if (!info || (!field(info, "model name", m->cpu, sizeof m->cpu) &&
-                  !field(info, "Model", m->cpu, sizeof m->cpu))) {
+    if (!field(info, "model name", m->cpu, sizeof m->cpu) &&
+        !field(info, "Model", m->cpu, sizeof m->cpu)) {
         m->cpu[0] = 0;
     }
-    free(info);
     read_memory(m);
 }
 
