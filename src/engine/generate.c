@@ -46,6 +46,17 @@ static int on_reply(void *arg, const struct reply_event *event) {
 
 /* ---- start ----------------------------------------------------------------------------------- */
 
+/* Whether the prompt's last turn holds a closed think block: then it does not end inside one,
+ * whatever the caller thinks (an answer that is to be continued has its block closed). */
+static bool think_is_closed(const lily_engine *e, const lily_request *q) {
+    for (size_t i = q->n_prompt; i > 0; i--) {
+        int32_t id = q->prompt[i - 1];
+        if (id == e->im_start || id == e->think_begin) return false;
+        if (id == e->think_end) return true;
+    }
+    return false;
+}
+
 static int check_room(struct run *r, lily_err *err) {
     const lily_request *q = r->request;
     int32_t context = r->session->context;
@@ -86,7 +97,7 @@ static int open_reply(struct run *r, lily_err *err) {
         }
     }
     const struct reply_options options = {.tokenizer = e->tokenizer,
-                                          .in_think = q->in_think,
+                                          .in_think = r->in_think,
                                           .tools = r->tools,
                                           .stops = q->stops,
                                           .n_stops = q->n_stops};
@@ -151,13 +162,14 @@ static int finish(struct run *r, int rc, lily_result *result, lily_err *err) {
 
 int lily_generate(lily_session *s, const lily_request *request, lily_result *result,
                   lily_err *err) {
-    struct run r = {.session = s, .request = request, .in_think = request->in_think};
+    struct run r = {.session = s, .request = request};
     lily_sampling defaults;
     double start = clock_seconds(), read = start;
     int rc;
     *result = (lily_result){0};
     atomic_store(&s->cancel, false);
-    lily_sampling_defaults(s->engine, request->in_think, &defaults);
+    r.in_think = request->in_think && !think_is_closed(s->engine, request);
+    lily_sampling_defaults(s->engine, r.in_think, &defaults);
     const lily_sampling *sampling = request->sampling ? request->sampling : &defaults;
     if ((rc = check_room(&r, err)) ||
         (rc = sampler_begin(s->sampler, sampling, request->prompt, request->n_prompt, err)) ||

@@ -232,13 +232,13 @@ int session_sync(lily_session *s, const int32_t *ids, size_t count, session_prog
     find_forks(s, ids, n);
     int32_t pos = *cached = go_back(s, ids, n);
     if (progress && progress(arg, pos, n)) goto cancelled;
-    if (pos == n) return 0;
     while (pos < n) {
         if (session_cancelled(s)) goto cancelled;
         if ((rc = read_chunk(s, ids, n, &pos, err))) return rc;
+        if (pos == n && (rc = accept_logits(s, err))) return rc;
         if (progress && progress(arg, pos, n)) goto cancelled;
     }
-    return accept_logits(s, err);
+    return 0;
 cancelled:
     return ERR(err, LILY_ECANCELED, "prompt: cancelled after %d of %d tokens", pos, n);
 }

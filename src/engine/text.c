@@ -51,7 +51,7 @@ static int render(const char *messages, const char *tools, const lily_chat_optio
                   struct chat_text *out, lily_err *err) {
     static const lily_chat_options none;
     if (!options) options = &none;
-    const struct chat_options how = {
+    struct chat_options how = {
         .enable_thinking = !options->no_thinking,
         .preserve_thinking = options->preserve_thinking,
         .add_generation_prompt = !options->no_generation_prompt,
@@ -60,6 +60,8 @@ static int render(const char *messages, const char *tools, const lily_chat_optio
     int rc = parse("messages", messages, &given, err);
     if (!rc && tools) rc = parse("tools", tools, &tool_list, err);
     if (!rc) rc = chat_mend(given, &mended, err);
+    /* A conversation that ends with the assistant's words is to be continued, not answered. */
+    if (!rc) how.continue_final = how.add_generation_prompt && chat_ends_open(mended);
     if (!rc) rc = chat_render(mended, tool_list, &how, out, err);
     json_decref(given);
     json_decref(mended);

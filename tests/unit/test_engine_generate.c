@@ -1,0 +1,514 @@
+/* Requests on the fake backend: how they end, what they report, and that they can be stopped. */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "engine/session.h"
+#include "engine_fake.h"
+
+/* What on_event saw. */
+struct seen {
+    struct buf reasoning, content, args, names;
+    int tool_ends, prefills;
+    int32_t last_done, last_total, first_done;
+    int stop_after; /* returns nonzero at this event, counted from 1; 0: never */
+    int events, after_stop;
+    lily_session *cancel; /* lily_cancel at the first text */
+    atomic_int *started;  /* set at the first event */
+};
+
+static int watch(void *arg, const lily_event *e) {
+    struct seen *s = arg;
+    if (s->stop_after && s->events >= s->stop_after) s->after_stop++;
+    s->events++;
+    if (s->started) atomic_store(s->started, 1);
+    assert_int_equal(e->text[e->n], 0);
+    switch (e->kind) {
+    case LILY_EVENT_PREFILL:
+        if (s->prefills++ == 0) s->first_done = e->done;
+        s->last_done = e->done;
+        s->last_total = e->total;
+        break;
+    case LILY_EVENT_REASONING:
+        buf_append(&s->reasoning, e->text, e->n);
+        break;
+    case LILY_EVENT_CONTENT:
+        buf_append(&s->content, e->text, e->n);
+        if (s->cancel) lily_cancel(s->cancel);
+        break;
+    case LILY_EVENT_TOOL_BEGIN:
+        buf_append(&s->names, e->text, e->n);
+        break;
+    case LILY_EVENT_TOOL_ARGS:
+        buf_append(&s->args, e->text, e->n);
+        break;
+    case LILY_EVENT_TOOL_END:
+        s->tool_ends++;
+        break;
+    }
+    return s->stop_after && s->events == s->stop_after;
+}
+
+static void forget(struct seen *s) {
+    buf_free(&s->reasoning);
+    buf_free(&s->content);
+    buf_free(&s->args);
+    buf_free(&s->names);
+    *s = (struct seen){0};
+}
+
+static const char *text(const struct buf *b) {
+    return b->data ? b->data : "";
+}
+
+static const lily_sampling greedy = {.temperature = 0, .top_p = 1, .repetition_penalty = 1};
+
+/* An engine, a session, a prompt of 70 tokens, and a script the model follows after it. */
+struct setting {
+    lily_engine *engine;
+    lily_session *session;
+    int32_t prompt[70];
+    lily_tokens script;
+    struct seen seen;
+    lily_request request;
+    lily_result result;
+    lily_err err;
+};
+
+static void follow(struct setting *t, const char *script) {
+    lily_tokens_free(&t->script);
+    assert_int_equal(lily_tokenize(t->engine, script, strlen(script), true, &t->script, &t->err),
+                     0);
+    fake.script = t->script.ids;
+    fake.n_script = (int32_t)t->script.n;
+    fake.script_at = 70;
+}
+
+static void open_setting(struct setting *t, lily_engine_options options, const char *script) {
+    *t = (struct setting){0};
+    t->engine = fake_engine(options);
+    t->session = fake_session(t->engine);
+    for (int32_t i = 0; i < 70; i++) t->prompt[i] = 'a' + i % 26;
+    follow(t, script);
+    t->request = (lily_request){.prompt = t->prompt,
+                                .n_prompt = 70,
+                                .sampling = &greedy,
+                                .on_event = watch,
+                                .arg = &t->seen};
+}
+
+static void close_setting(struct setting *t) {
+    forget(&t->seen);
+    lily_tokens_free(&t->script);
+    fake_close_all(t->engine, t->session);
+}
+
+static int generate(struct setting *t) {
+    return lily_generate(t->session, &t->request, &t->result, &t->err);
+}
+
+static void expect(struct setting *t, enum lily_finish finish, int32_t outputs,
+                   const char *reasoning, const char *content) {
+    int rc = generate(t);
+    if (rc) fail_msg("%d: %s", rc, t->err.msg);
+    assert_int_equal(t->result.finish, finish);
+    assert_int_equal(t->result.output_tokens, outputs);
+    assert_int_equal(t->result.prompt_tokens, 70);
+    assert_string_equal(text(&t->seen.reasoning), reasoning);
+    assert_string_equal(text(&t->seen.content), content);
+}
+
+static void test_end_of_turn(void **state) {
+    (void)state;
+    struct setting t;
+    open_setting(&t, (lily_engine_options){0}, "Hello!<|im_end|>never");
+    fake.chunk = 30;
+    expect(&t, LILY_FINISH_STOP, 7, "", "Hello!");
+    assert_int_equal(t.result.cached_tokens, 0);
+    assert_int_equal(t.result.reasoning_tokens, 0);
+    assert_int_equal(t.seen.prefills, 5); /* at 0, 30, 60, 64 (a checkpoint), 70 */
+    assert_int_equal(t.seen.first_done, 0);
+    assert_int_equal(t.seen.last_done, 70);
+    assert_int_equal(t.seen.last_total, 70);
+    assert_true(t.result.prefill_seconds >= 0 && t.result.decode_seconds >= 0);
+    assert_int_equal(fake.decoded, 6); /* the end token is not appended */
+
+    forget(&t.seen); /* the same again: resumed, the same text */
+    t.request.arg = &t.seen;
+    expect(&t, LILY_FINISH_STOP, 7, "", "Hello!");
+    assert_int_equal(t.result.cached_tokens, 64);
+    assert_int_equal(t.seen.first_done, 64);
+    forget(&t.seen);
+    follow(&t, "Hello!<|endoftext|>never"); /* any of the end tokens */
+    expect(&t, LILY_FINISH_STOP, 7, "", "Hello!");
+    forget(&t.seen);
+    follow(&t, "say <|im_start|> or </think>!<|im_end|>"); /* text is no end */
+    t.request.on_event = NULL;
+    assert_int_equal(generate(&t), 0);
+    assert_int_equal(t.result.finish, LILY_FINISH_STOP);
+    close_setting(&t);
+}
+
+/* The next turn extends this one: only the last token and what is new is read. */
+static void test_next_turn(void **state) {
+    (void)state;
+    struct setting t;
+    int32_t next[200];
+    open_setting(&t, (lily_engine_options){0}, "Hello!<|im_end|>");
+    expect(&t, LILY_FINISH_STOP, 7, "", "Hello!");
+    memcpy(next, t.prompt, sizeof t.prompt);
+    memcpy(next + 70, t.script.ids, 7 * sizeof *next); /* the answer and its end token */
+    for (int i = 77; i < 100; i++) next[i] = 'x';
+    forget(&t.seen);
+    fake.script_at = 100;
+    t.request.prompt = next, t.request.n_prompt = 100;
+    assert_int_equal(generate(&t), 0);
+    assert_string_equal(text(&t.seen.content), "Hello!");
+    assert_int_equal(t.result.cached_tokens, 76);
+    close_setting(&t);
+}
+
+static void test_reasoning(void **state) {
+    (void)state;
+    struct setting t;
+    open_setting(&t, (lily_engine_options){0}, "plan\n</think>\n\ndone<|im_end|>");
+    t.request.in_think = true;
+    expect(&t, LILY_FINISH_STOP, 5 + 1 + 2 + 4 + 1, "plan\n", "done");
+    assert_int_equal(t.result.reasoning_tokens, 6);
+    close_setting(&t);
+}
+
+/* An answer to be continued has its think block closed in the prompt. */
+static void test_closed_think_block(void **state) {
+    (void)state;
+    struct setting t;
+    open_setting(&t, (lily_engine_options){0}, "and done<|im_end|>");
+    t.request.in_think = true;
+    t.prompt[40] = FAKE_THINK_END; /* of an earlier turn: says nothing */
+    t.prompt[50] = FAKE_IM_START;
+    t.prompt[60] = FAKE_THINK;
+    expect(&t, LILY_FINISH_STOP, 9, "and done", "");
+    forget(&t.seen);
+    t.prompt[65] = FAKE_THINK_END;
+    expect(&t, LILY_FINISH_STOP, 9, "", "and done");
+    assert_int_equal(t.result.reasoning_tokens, 0);
+    close_setting(&t);
+}
+
+static const char call_text[] = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n"
+                                "</function>\n</tool_call>";
+
+static void test_tool_call(void **state) {
+    (void)state;
+    struct setting t;
+    char script[256];
+    snprintf(script, sizeof script, "%s<|im_end|>", call_text);
+    open_setting(&t, (lily_engine_options){0}, script);
+    t.request.tools = "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":"
+                      "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}}}}}]";
+    assert_int_equal(generate(&t), 0);
+    assert_int_equal(t.result.finish, LILY_FINISH_TOOLS);
+    assert_string_equal(text(&t.seen.names), "f");
+    assert_string_equal(text(&t.seen.args), "{\"a\": 1}");
+    assert_int_equal(t.seen.tool_ends, 1);
+    assert_string_equal(text(&t.seen.content), "");
+
+    forget(&t.seen); /* cut by the limit: not "tool_calls" */
+    t.request.max_tokens = (int32_t)t.script.n - 1;
+    assert_int_equal(generate(&t), 0);
+    assert_int_equal(t.result.finish, LILY_FINISH_LENGTH);
+    t.request.tools = "{}";
+    assert_int_equal(generate(&t), LILY_EINVAL);
+    t.request.tools = "[";
+    assert_int_equal(generate(&t), LILY_EINVAL);
+    assert_non_null(strstr(t.err.msg, "tools"));
+    close_setting(&t);
+}
+
+/* A call inside the think block ends the reasoning. */
+static void test_tool_call_in_reasoning(void **state) {
+    (void)state;
+    struct setting t;
+    char script[256];
+    snprintf(script, sizeof script, "plan\n%s<|im_end|>", call_text);
+    open_setting(&t, (lily_engine_options){0}, script);
+    t.request.in_think = true;
+    assert_int_equal(generate(&t), 0);
+    assert_int_equal(t.result.finish, LILY_FINISH_TOOLS);
+    assert_int_equal(t.result.reasoning_tokens, 6);
+    assert_int_equal(t.seen.tool_ends, 1);
+    close_setting(&t);
+}
+
+static void test_stop_strings(void **state) {
+    (void)state;
+    struct setting t;
+    static const char *const stops[] = {"END", "lo w"};
+    open_setting(&t, (lily_engine_options){0}, "hello world END<|im_end|>");
+    t.request.stops = stops, t.request.n_stops = 2;
+    expect(&t, LILY_FINISH_STOP, 7, "", "hel");
+    forget(&t.seen);
+    follow(&t, "it is the EN<|im_end|>"); /* begun and not completed: handed out at the end */
+    expect(&t, LILY_FINISH_STOP, 13, "", "it is the EN");
+    close_setting(&t);
+}
+
+static void test_limits(void **state) {
+    (void)state;
+    struct setting t;
+    open_setting(&t, (lily_engine_options){.context = 80}, "0123456789abcdef<|im_end|>");
+    t.request.max_tokens = 4;
+    expect(&t, LILY_FINISH_LENGTH, 4, "", "0123");
+    forget(&t.seen);
+    t.request.max_tokens = 1;
+    expect(&t, LILY_FINISH_LENGTH, 1, "", "0");
+    forget(&t.seen);
+    t.request.max_tokens = 0; /* until the context ends, and nothing beyond it */
+    expect(&t, LILY_FINISH_LENGTH, 10, "", "0123456789");
+    forget(&t.seen);
+    t.request.max_tokens = 1000;
+    expect(&t, LILY_FINISH_LENGTH, 10, "", "0123456789");
+    forget(&t.seen);
+    t.request.max_tokens = 10; /* an end token in the last place is an end */
+    follow(&t, "012345678<|im_end|>");
+    expect(&t, LILY_FINISH_STOP, 10, "", "012345678");
+    forget(&t.seen);
+    t.request.max_tokens = -1;
+    assert_int_equal(generate(&t), LILY_EINVAL);
+    assert_non_null(strstr(t.err.msg, "max_tokens: found -1"));
+    close_setting(&t);
+}
+
+static void keep_line(void *arg, const char *line) {
+    snprintf(arg, 500, "%s", line);
+}
+
+/* LC5: clamped with a word in the log; LC3: too long is refused at once, with both numbers. */
+static void test_context_end_is_told(void **state) {
+    (void)state;
+    struct setting t;
+    char line[500] = "";
+    open_setting(&t, (lily_engine_options){.context = 80, .log = keep_line, .arg = line},
+                 "0123456789abcdef");
+    t.request.max_tokens = 1000;
+    expect(&t, LILY_FINISH_LENGTH, 10, "", "0123456789");
+    assert_string_equal(line, "max_tokens: 1000 lowered to 10: the prompt has 70 tokens and the "
+                              "context 80");
+    int32_t before = fake.prefilled;
+    int32_t long_prompt[80] = {0};
+    t.request.prompt = long_prompt, t.request.n_prompt = 80;
+    assert_int_equal(generate(&t), LILY_ECONTEXT);
+    assert_string_equal(t.err.msg, "prompt: found 80 tokens, expected fewer than the context of "
+                                   "80; shorten it or ask for a larger context");
+    assert_int_equal(fake.prefilled, before);
+    t.request.n_prompt = 79;
+    assert_int_equal(generate(&t), 0);
+    assert_int_equal(t.result.output_tokens, 1);
+    t.request.n_prompt = 0;
+    assert_int_equal(generate(&t), LILY_EINVAL);
+    close_setting(&t);
+}
+
+static void test_ignore_eos(void **state) {
+    (void)state;
+    struct setting t;
+    open_setting(&t, (lily_engine_options){0}, "ab<|im_end|>cd<|endoftext|>ef");
+    t.request.ignore_eos = true;
+    t.request.max_tokens = 8;
+    expect(&t, LILY_FINISH_LENGTH, 8, "", "abcdef");
+    close_setting(&t);
+}
+
+/* ---- sampling -------------------------------------------------------------------------------- */
+
+static void test_sampling(void **state) {
+    (void)state;
+    struct setting t;
+    char first[2000];
+    open_setting(&t, (lily_engine_options){0}, "");
+    lily_sampling warm = {
+        .temperature = 1, .top_k = 20, .top_p = 0.95f, .repetition_penalty = 1, .seed = 7};
+    t.request.sampling = &warm;
+    t.request.ignore_eos = true;
+    t.request.max_tokens = 100;
+    assert_int_equal(generate(&t), 0);
+    assert_int_equal(t.result.seed, 7);
+    snprintf(first, sizeof first, "%s", text(&t.seen.content));
+    assert_true(strlen(first) > 20);
+    forget(&t.seen); /* warm, cold: the same */
+    assert_int_equal(generate(&t), 0);
+    assert_string_equal(text(&t.seen.content), first);
+    forget(&t.seen);
+    lily_session_reset(t.session);
+    assert_int_equal(generate(&t), 0);
+    assert_string_equal(text(&t.seen.content), first);
+    forget(&t.seen);
+    warm.seed = 8;
+    assert_int_equal(generate(&t), 0);
+    assert_string_not_equal(text(&t.seen.content), first);
+    forget(&t.seen);
+    warm.random_seed = true; /* drawn, told, repeatable */
+    assert_int_equal(generate(&t), 0);
+    snprintf(first, sizeof first, "%s", text(&t.seen.content));
+    forget(&t.seen);
+    warm.seed = t.result.seed, warm.random_seed = false;
+    assert_int_equal(generate(&t), 0);
+    assert_string_equal(text(&t.seen.content), first);
+
+    forget(&t.seen);
+    t.request.sampling = NULL; /* the defaults, with a seed of their own each time */
+    assert_int_equal(generate(&t), 0);
+    uint64_t seed = t.result.seed;
+    assert_int_equal(generate(&t), 0);
+    assert_true(t.result.seed != seed);
+
+    warm.top_p = 3;
+    t.request.sampling = &warm;
+    int32_t before = fake.prefilled;
+    assert_int_equal(generate(&t), LILY_EINVAL);
+    assert_non_null(strstr(t.err.msg, "top_p: found 3"));
+    assert_int_equal(lily_sampling_check(t.engine, &warm, &t.err), LILY_EINVAL);
+    assert_int_equal(fake.prefilled, before);
+    warm.top_p = 1;
+    const int32_t id = FAKE_USED; /* a padding row */
+    const float bias = 5;
+    warm.bias_ids = &id, warm.bias = &bias, warm.n_bias = 1;
+    assert_int_equal(generate(&t), LILY_EINVAL);
+    assert_non_null(strstr(t.err.msg, "logit_bias: found token id 263"));
+    close_setting(&t);
+}
+
+/* ---- being stopped --------------------------------------------------------------------------- */
+
+static void test_event_cancels(void **state) {
+    (void)state;
+    struct setting t;
+    for (int at = 1; at < 12; at++) { /* in prefill and in decode */
+        open_setting(&t, (lily_engine_options){0}, "hello world, hello world<|im_end|>");
+        fake.chunk = 20;
+        t.seen.stop_after = at;
+        assert_int_equal(generate(&t), 0);
+        assert_int_equal(t.result.finish, LILY_FINISH_CANCELLED);
+        assert_int_equal(t.seen.events, at);
+        assert_int_equal(t.seen.after_stop, 0);
+        int32_t kept = session_position(t.session);
+        forget(&t.seen); /* what was read is kept for the retry */
+        assert_int_equal(generate(&t), 0);
+        assert_int_equal(t.result.finish, LILY_FINISH_STOP);
+        assert_string_equal(text(&t.seen.content), "hello world, hello world");
+        assert_int_equal(t.result.cached_tokens, kept <= 70 ? kept : 64);
+        close_setting(&t);
+    }
+}
+
+static void test_cancel_from_within(void **state) {
+    (void)state;
+    struct setting t;
+    open_setting(&t, (lily_engine_options){0}, "hello world, hello world<|im_end|>");
+    t.seen.cancel = t.session;
+    assert_int_equal(generate(&t), 0);
+    assert_int_equal(t.result.finish, LILY_FINISH_CANCELLED);
+    assert_int_equal(t.result.output_tokens, 1);
+    close_setting(&t);
+}
+
+struct canceller {
+    lily_session *session;
+    atomic_int started;
+};
+
+static void *cancel_when_started(void *arg) {
+    struct canceller *c = arg;
+    while (!atomic_load(&c->started)) usleep(100);
+    lily_cancel(c->session);
+    return NULL;
+}
+
+/* From another thread, in a prefill and in a decode that would go on for very long. */
+static void test_cancel_from_another_thread(void **state) {
+    (void)state;
+    for (int in_decode = 0; in_decode < 2; in_decode++) {
+        struct setting t;
+        pthread_t thread;
+        open_setting(&t, (lily_engine_options){0}, "");
+        struct canceller c = {.session = t.session};
+        atomic_init(&c.started, 0);
+        t.seen.started = &c.started;
+        t.request.ignore_eos = true;
+        if (!in_decode) fake.chunk = 1, fake.chunk_us = 20000;
+        assert_int_equal(pthread_create(&thread, NULL, cancel_when_started, &c), 0);
+        assert_int_equal(generate(&t), 0);
+        pthread_join(thread, NULL);
+        assert_int_equal(t.result.finish, LILY_FINISH_CANCELLED);
+        if (!in_decode) assert_true(fake.prefilled < 70);
+        assert_true(t.result.output_tokens < 32768 - 70);
+        close_setting(&t);
+    }
+}
+
+/* ---- failures -------------------------------------------------------------------------------- */
+
+static void test_failures_end_the_request_only(void **state) {
+    (void)state;
+    struct setting t;
+    open_setting(&t, (lily_engine_options){0}, "hello<|im_end|>");
+    for (int32_t where = 60; where <= 72; where += 12) { /* in prefill, in decode */
+        fake.nan_at = where;
+        assert_int_equal(generate(&t), LILY_ENUMERIC);
+        forget(&t.seen);
+        expect(&t, LILY_FINISH_STOP, 6, "", "hello");
+        assert_int_equal(t.result.cached_tokens, 0);
+        forget(&t.seen);
+        lily_session_reset(t.session);
+        fake.fail_at = where;
+        assert_int_equal(generate(&t), LILY_EBACKEND);
+        forget(&t.seen);
+        expect(&t, LILY_FINISH_STOP, 6, "", "hello");
+        forget(&t.seen);
+        lily_session_reset(t.session);
+    }
+    close_setting(&t);
+}
+
+/* Ids alone, for measurements on checkpoints without text. */
+static void test_without_tokenizer(void **state) {
+    (void)state;
+    fake = (struct fake){0};
+    const lily_engine_options o = {0};
+    const struct engine_parts parts = {.weights = &fake_weights, .backend = &backend_fake};
+    lily_engine *e;
+    lily_err err;
+    assert_int_equal(engine_assemble(&o, &parts, &e, &err), 0);
+    lily_session *s = fake_session(e);
+    const int32_t prompt[] = {1, 2, 3};
+    static const char *const stops[] = {"x"};
+    lily_request q = {.prompt = prompt, .n_prompt = 3, .max_tokens = 20, .ignore_eos = true};
+    lily_result result;
+    assert_int_equal(lily_generate(s, &q, &result, &err), 0);
+    assert_int_equal(result.output_tokens, 20);
+    assert_int_equal(result.finish, LILY_FINISH_LENGTH);
+    q.stops = stops, q.n_stops = 1;
+    assert_int_equal(lily_generate(s, &q, &result, &err), LILY_EINVAL);
+    fake_close_all(e, s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_end_of_turn),
+        cmocka_unit_test(test_next_turn),
+        cmocka_unit_test(test_reasoning),
+        cmocka_unit_test(test_closed_think_block),
+        cmocka_unit_test(test_tool_call),
+        cmocka_unit_test(test_tool_call_in_reasoning),
+        cmocka_unit_test(test_stop_strings),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_context_end_is_told),
+        cmocka_unit_test(test_ignore_eos),
+        cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_event_cancels),
+        cmocka_unit_test(test_cancel_from_within),
+        cmocka_unit_test(test_cancel_from_another_thread),
+        cmocka_unit_test(test_failures_end_the_request_only),
+        cmocka_unit_test(test_without_tokenizer),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
