@@ -71,7 +71,7 @@ test: deps
 tests: $(UNIT)
 unit: $(UNIT)
 	@REFERENCE=$(REFERENCE) tests/run_unit.sh $(UNIT)
-e2e: $(BUILD)/lily $(BUILD)/lily-core
+e2e: $(BUILD)/lily $(BUILD)/lily-core $(BUILD)/fake-serve $(BUILD)/tests/text_driver
 	@$(PYTHON) -m pytest -q tests/e2e --lily=$(BUILD)/lily --reference=$(REFERENCE)
 check:
 	@tools/check.sh
@@ -89,6 +89,12 @@ $(BUILD)/liblily.a: $(call OBJ,$(SRC_LIB)) $(EMBED)
 	ar rcs $@ $^
 $(BUILD)/lily-core: $(call OBJ,$(SRC_CORE)) $(EMBED)
 	$(CC) $(CFLAGS) -o $@ $^ $(if $(filter Linux,$(OS)),$(STATIC),$(LDLIBS)) -lpthread -lm -ldl
+# The text layer alone, for tests that compare it with other programs.
+$(BUILD)/tests/text_driver: $(call OBJ,tests/text/driver.c $(wildcard src/text/*.c src/base/*.c))
+	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+# The server over a scripted engine, for tests of timing, hang-ups and hostile clients.
+$(BUILD)/fake-serve: $(call OBJ,tests/e2e/fake_engine.c $(wildcard src/serve/*.c src/base/*.c))
+	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 $(BUILD)/tests/%: $(BUILD)/tests/unit/%.c.o $(BUILD)/liblily.a
 	$(CC) $(CFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
 # Fuzzers need clang and their own build: make CC=clang SAN=fuzzer-no-link,address BUILD=build/fuzz fuzz

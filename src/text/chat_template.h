@@ -16,7 +16,17 @@ struct chat_options {
     bool enable_thinking;   /* false: the generation prompt holds an empty, closed think block */
     bool preserve_thinking; /* keep the reasoning of earlier turns */
     bool add_generation_prompt;
+    bool continue_final; /* leave the last message, an assistant's, open for the model to go on
+                          * with, its think block closed; there is no generation prompt then.
+                          * LILY_EINVAL when chat_ends_open is false */
 };
+
+/* Whether the last message is an assistant's without tool calls: what the client wants continued
+ * (see continue_final; the template itself would end that turn and begin another). */
+bool chat_ends_open(const json_t *messages);
+
+/* Whether a prompt rendered with these options ends inside a think block. */
+bool chat_ends_in_think(const struct chat_options *options);
 
 struct chat_text {
     struct buf text;         /* the rendered prompt */

@@ -8,8 +8,9 @@
 #include "text/tokenizer_internal.h"
 #include "text/utf8.h"
 
-#define MAX_ID 4000000 /* far above any vocabulary: bounds what a damaged file makes us allocate   \
-                        */
+#define MAX_ID                                                                                     \
+    4000000 /* far above any vocabulary: bounds what a damaged file makes us allocate              \
+             */
 
 /* GPT-2's byte alphabet: printable Latin-1 bytes stand for themselves, the other 68 for U+0100 up.
  * Files spell tokens in it. */
