@@ -169,10 +169,12 @@ typedef struct lily_result {
     double prefill_seconds, decode_seconds;
 } lily_result;
 /* The prompt must leave room for a token: else LILY_ECONTEXT with both numbers. max_tokens beyond
- * the context is clamped. After an error the session is empty and usable. */
+ * the context is clamped. Any error leaves the session usable; one of the model's or the backend's
+ * empties it. */
 int lily_generate(lily_session *s, const lily_request *request, lily_result *result, lily_err *err);
 
-/* Makes the running lily_generate of s end within a token or a chunk. Any thread, any time. */
+/* Makes the running lily_generate (sync, score) of s end within a token or a chunk. Any thread, any
+ * time; without a running call it does nothing. */
 void lily_cancel(lily_session *s);
 
 /* ---- evaluation and measurement -------------------------------------------------------------- */

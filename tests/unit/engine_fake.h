@@ -42,7 +42,7 @@ static struct fake {
     int32_t fail_at;      /* reading token number fail_at fails, once */
     int32_t most_context; /* models of more are out of memory */
     int32_t chunk_us;     /* time of a prefill call */
-    bool save_fails, restore_fails;
+    bool save_fails, restore_fails, no_sessions;
     /* what it did */
     int32_t prefilled, decoded, saved, restored, models, sessions;
 } fake;
@@ -95,7 +95,7 @@ static void fake_close(struct backend_model *m) {
 
 static int fake_session_new(struct backend_model *m, int32_t context, struct backend_session **out,
                             lily_err *err) {
-    (void)err;
+    if (fake.no_sessions) return ERR_NOMEM(err, "fake");
     *out = calloc(1, sizeof **out);
     (*out)->model = m;
     (*out)->context = context;

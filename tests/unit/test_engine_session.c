@@ -341,6 +341,11 @@ static void test_bad_arguments(void **state) {
     assert_int_equal(lily_session_new(e, 0, &third, &err), LILY_EBUSY);
     assert_null(third);
     lily_session_free(other);
+    fake.no_sessions = true; /* a failure takes no place */
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(lily_session_new(e, 0, &third, &err), LILY_ENOMEM);
+        assert_null(third);
+    }
     fake_close_all(e, s);
 }
 

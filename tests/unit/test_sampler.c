@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "engine/sampler.h"
 
 static const lily_sampling plain = {.temperature = 1, .top_p = 1, .repetition_penalty = 1};
@@ -362,6 +363,51 @@ static void test_extreme_logits(void **state) {
     sampler_free(s);
 }
 
+static int by_value(const void *a, const void *b) {
+    const float *x = a, *y = b;
+    return (*x < *y) - (*x > *y);
+}
+
+/* What a pick costs at the real model's vocabulary; without a sort it must be far below one. */
+static void test_cost(void **state) {
+    (void)state;
+    enum { V = 248320, PICKS = 20 };
+    float *logits = malloc(V * sizeof *logits), *sorted = malloc(V * sizeof *logits);
+    for (uint32_t i = 0; i < V; i++) { /* roughly normal, deviation 2.5 */
+        float x = 0;
+        for (uint32_t j = 0; j < 12; j++) x += noise(i * 12 + j);
+        sorted[i] = logits[i] = 1.25f * x;
+    }
+    double start = clock_seconds();
+    qsort(sorted, V, sizeof *sorted, by_value);
+    double sort = clock_seconds() - start;
+    struct {
+        const char *name;
+        lily_sampling q;
+    } cases[] = {{"greedy", plain},
+                 {"top_k 20, top_p 0.95", plain},
+                 {"top_k 1000", plain},
+                 {"top_p 0.95", plain},
+                 {"no filter", plain}};
+    cases[0].q.temperature = 0;
+    cases[1].q.top_k = 20, cases[1].q.top_p = 0.95f;
+    cases[2].q.top_k = 1000;
+    cases[3].q.top_p = 0.95f;
+    struct sampler *s = make(V);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        begin(s, &cases[i].q);
+        start = clock_seconds();
+        for (int j = 0; j < PICKS; j++) sampler_pick(s, logits);
+        double pick = (clock_seconds() - start) / PICKS;
+        print_message("%-22s %6.0f us of %.0f us for a sort\n", cases[i].name, pick * 1e6,
+                      sort * 1e6);
+        if (i == 0 || i == 1) assert_true(pick < sort / 4);
+    }
+    sampler_free(s);
+    free(sorted);
+    free(logits);
+}
+
 static void expect_refusal(lily_sampling q, const char *field) {
     lily_err err = {0};
     assert_int_equal(sampler_check(&q, 100, &err), LILY_EINVAL);
@@ -417,6 +463,7 @@ int main(void) {
         cmocka_unit_test(test_draws_are_independent),
         cmocka_unit_test(test_padding_and_holes),
         cmocka_unit_test(test_extreme_logits),
+        cmocka_unit_test(test_cost),
         cmocka_unit_test(test_validation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
