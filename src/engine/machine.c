@@ -21,7 +21,7 @@ static void read_system(struct machine *m) {
     if (sysctlbyname("machdep.cpu.brand_string", m->cpu, &n, NULL, 0)) m->cpu[0] = 0;
     n = sizeof m->memory_total;
     if (sysctlbyname("hw.memsize", &m->memory_total, &n, NULL, 0)) m->memory_total = 0;
-    vm_statistics64_data_t vm;
+    vm_statistics64_data_t vm = {0};
     mach_msg_type_number_t count = HOST_VM_INFO64_COUNT;
     if (host_statistics64(mach_host_self(), HOST_VM_INFO64, (host_info64_t)&vm, &count) ==
         KERN_SUCCESS) {
