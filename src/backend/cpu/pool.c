@@ -18,19 +18,19 @@ enum {
 };
 
 struct worker {
-    struct pool *pool;
+    struct cpu_pool *pool;
     pthread_t id;
     int32_t index;
 };
 
-struct pool {
+struct cpu_pool {
     int32_t threads;
     int32_t started; /* workers running */
-    pool_fn fn;
+    cpu_pool_fn fn;
     void *arg;
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    _Alignas(LINE) atomic_uint step;   /* counts pool_run calls; workers poll it */
+    _Alignas(LINE) atomic_uint step;   /* counts cpu_pool_run calls; workers poll it */
     _Alignas(LINE) atomic_int arrived; /* threads at the current barrier */
     _Alignas(LINE) atomic_uint phase;  /* counts barriers passed */
     _Alignas(LINE) atomic_int sleepers;
@@ -46,7 +46,7 @@ static inline void relax(void) {
 #endif
 }
 
-void pool_barrier(struct pool *p) {
+void cpu_pool_barrier(struct cpu_pool *p) {
     unsigned phase = atomic_load_explicit(&p->phase, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) == p->threads - 1) {
         atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
@@ -63,13 +63,13 @@ void pool_barrier(struct pool *p) {
 }
 
 /* Waits until the step counter leaves seen: spinning first, then asleep. */
-static void await_step(struct pool *p, unsigned seen) {
+static void await_step(struct cpu_pool *p, unsigned seen) {
     for (int spins = 0; spins < SPINS_IDLE; spins++) {
         if (atomic_load_explicit(&p->step, memory_order_acquire) != seen) return;
         relax();
     }
     pthread_mutex_lock(&p->lock);
-    /* Announced before the last look, as pool_run counts the step before it looks for sleepers:
+    /* Announced before the last look, as cpu_pool_run counts the step before it looks for sleepers:
      * one of the two sees the other. */
     atomic_fetch_add(&p->sleepers, 1);
     while (atomic_load(&p->step) == seen) pthread_cond_wait(&p->wake, &p->lock);
@@ -79,16 +79,16 @@ static void await_step(struct pool *p, unsigned seen) {
 
 static void *worker_main(void *arg) {
     struct worker *w = arg;
-    struct pool *p = w->pool;
+    struct cpu_pool *p = w->pool;
     for (unsigned seen = 0;; seen++) {
         await_step(p, seen);
         if (atomic_load(&p->stop)) return NULL;
         p->fn(p->arg, w->index, p->threads);
-        pool_barrier(p);
+        cpu_pool_barrier(p);
     }
 }
 
-static void announce(struct pool *p) {
+static void announce(struct cpu_pool *p) {
     atomic_fetch_add(&p->step, 1);
     if (atomic_load(&p->sleepers) == 0) return;
     pthread_mutex_lock(&p->lock);
@@ -96,19 +96,19 @@ static void announce(struct pool *p) {
     pthread_mutex_unlock(&p->lock);
 }
 
-void pool_run(struct pool *p, pool_fn fn, void *arg) {
+void cpu_pool_run(struct cpu_pool *p, cpu_pool_fn fn, void *arg) {
     p->fn = fn;
     p->arg = arg;
     announce(p);
     fn(arg, 0, p->threads);
-    pool_barrier(p);
+    cpu_pool_barrier(p);
 }
 
-int32_t pool_threads(const struct pool *p) {
+int32_t cpu_pool_threads(const struct cpu_pool *p) {
     return p->threads;
 }
 
-void pool_free(struct pool *p) {
+void cpu_pool_free(struct cpu_pool *p) {
     if (!p) return;
     atomic_store(&p->stop, true);
     announce(p);
@@ -118,14 +118,14 @@ void pool_free(struct pool *p) {
     free(p);
 }
 
-int pool_new(int32_t threads, struct pool **out, lily_err *err) {
+int cpu_pool_new(int32_t threads, struct cpu_pool **out, lily_err *err) {
     *out = NULL;
     if (threads < 1 || threads > MAX_THREADS) {
         return ERR(err, LILY_EINVAL, "threads: found %d, expected 1 to %d", threads, MAX_THREADS);
     }
-    size_t size = sizeof(struct pool) + (size_t)threads * sizeof(struct worker);
+    size_t size = sizeof(struct cpu_pool) + (size_t)threads * sizeof(struct worker);
     size = (size + LINE - 1) / LINE * LINE;
-    struct pool *p = aligned_alloc(LINE, size);
+    struct cpu_pool *p = aligned_alloc(LINE, size);
     if (!p) return ERR_NOMEM(err, "thread pool");
     p->threads = threads;
     p->started = 0;
@@ -142,7 +142,7 @@ int pool_new(int32_t threads, struct pool **out, lily_err *err) {
         p->worker[i] = (struct worker){.pool = p, .index = i + 1};
         int e = pthread_create(&p->worker[i].id, NULL, worker_main, &p->worker[i]);
         if (e != 0) {
-            pool_free(p);
+            cpu_pool_free(p);
             return ERR(err, err_from_errno(e),
                        "threads: could start %d of %d; ask for fewer with --threads", i + 1,
                        threads);
@@ -176,7 +176,7 @@ static int32_t quota_cores(void) {
     return n == 2 && quota > 0 && period > 0 ? (int32_t)((quota + period - 1) / period) : 0;
 }
 
-int32_t pool_physical_cores(void) {
+int32_t cpu_pool_physical_cores(void) {
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 1;
     int32_t cores = 0;
@@ -193,7 +193,7 @@ int32_t pool_physical_cores(void) {
     return cores > 0 ? cores : 1;
 }
 #else
-int32_t pool_physical_cores(void) {
+int32_t cpu_pool_physical_cores(void) {
 #ifdef __APPLE__
     /* Efficiency cores would hold every barrier up: count the fast ones where they are named. */
     int32_t n = 0;

@@ -1,11 +1,12 @@
 /* The CPU's inner loops, once per instruction set, behind one table chosen at run time.
  *
- * Integer products. An input row is quantised in groups of 64: x ~ scale * q, q signed 8-bit. The
- * dot product of a group with the weights' unsigned codes is exact in integers, and
- *     y = sum over groups g, ascending, of  dot_g * (ws_g * xs_g) + wb_g * xt_g
- * in float32, every operation rounded once (no fused multiply-add), where ws, wb are the weights'
- * scale and bias and xt = xs * sum(q). So y depends on nothing but its own row and column: matvec4
- * and matmul4, any tile, any thread and any instruction set give the same bits.
+ * Integer products. An input row is rounded to 16 bits in groups of 64: x ~ scale * q, |q| <=
+ * 32639, kept as two signed bytes, q = 256 * high + low, because the processors multiply bytes. The
+ * dot product of a group with the weights' unsigned codes is exact in integers, and y = sum over
+ * groups g, ascending, of  dot_g * (ws_g * xs_g) + wb_g * xt_g in float32, every operation rounded
+ * once (no fused multiply-add), where ws, wb are the weights' scale and bias and xt = xs * sum(q).
+ * So y depends on nothing but its own row and column: matvec4 and matmul4, any tile, any thread and
+ * any instruction set give the same bits.
  *
  * Float kernels use the set's own width and fused multiply-add: same bits on one machine whatever
  * the batch, last-bit differences between machines. */
@@ -21,6 +22,8 @@
 /* What both shapes share (checked when a model is opened), so that loops have fixed bounds. */
 enum {
     GROUP = 64,        /* inputs per quantisation group */
+    GROUP_BYTES = 128, /* a group of a quantised input row: high bytes, then low bytes */
+    QUANT_MAX = 32639, /* 127 * 256 + 127: both bytes stay within [-127, 127] */
     ROW_BLOCK = 16,    /* output rows an integer kernel makes at once; parts are multiples of it */
     TOKEN_BLOCK = 128, /* input rows matmul4 takes through one pass over the weights */
     HEAD = 256,        /* width of an attention head */
@@ -37,11 +40,12 @@ enum {
 
 #define QUANT_TINY 1e-30f /* a group whose largest magnitude is below this counts as zero */
 
-/* Quantised rows, group by group: group g of row r is q[(g * rows + r) * 64]: the 32 even elements,
- * then the 32 odd ones (so a byte of codes unpacks without a shuffle), and its {scale,
- * scale * sum(q)} is s[(g * rows + r) * 2]. A view of some rows is the same with q, s moved. */
+/* Quantised rows, group by group: group g of row r is q[(g * rows + r) * 128]: the high bytes of
+ * the 32 even elements, then of the 32 odd ones (so a byte of codes unpacks without a shuffle),
+ * then the low bytes likewise; its {scale, scale * sum(q)} is s[(g * rows + r) * 2]. A view of some
+ * rows is the same with q and s moved. */
 struct qrows {
-    int8_t *q;   /* [groups][rows][64] */
+    int8_t *q;   /* [groups][rows][128] */
     float *s;    /* [groups][rows][2] */
     size_t rows; /* distance between groups, in rows */
 };

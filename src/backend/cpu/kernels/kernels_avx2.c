@@ -1,9 +1,8 @@
-/* Mathematics    y[T, R] = X[T, C] W[R, C]^T, W affine 4-bit in groups of 64, X signed 8-bit in the
- *                same groups; float kernels: float_body.h.
- * Memory         W row-major as stored, X group-major (kernels.h). 8 rows x 64 columns are unpacked
- *                into 512 bytes of stack (first-level cache) and X streams past them.
- * Threads        none here: the caller hands each thread its own multiple of 16 rows.
- * Fusion         dequantisation in the product; agrees bit for bit with kernels_portable.c.
+/* Mathematics    y[T, R] = X[T, C] W[R, C]^T, W affine 4-bit in groups of 64, X signed 16-bit in
+ * the same groups; float kernels: float_body.h. Memory         W row-major as stored, X group-major
+ * (kernels.h). 8 rows x 64 columns are unpacked into 512 bytes of stack (first-level cache) and X
+ * streams past them. Threads        none here: the caller hands each thread its own multiple of 16
+ * rows. Fusion         dequantisation in the product; agrees bit for bit with kernels_portable.c.
  * Bytes          see docs/cpu.md, "Where the time goes".
  */
 #include "backend/cpu/kernels/kernels.h"
@@ -43,19 +42,21 @@ static void quantise(const float *x, int32_t cols, const struct qrows *out, size
             poison = _mm256_fmadd_ps(v, zero, poison);
         }
         float largest = v_top((vf)top);
-        float inverse = largest > QUANT_TINY ? 127.0f / largest : 0.0f;
+        float inverse = largest > QUANT_TINY ? (float)QUANT_MAX / largest : 0.0f;
         int32_t codes[GROUP], sum = 0;
         for (int i = 0; i < GROUP; i += VN) {
             __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(inverse));
             _mm256_storeu_si256((void *)(codes + i), _mm256_cvtps_epi32(v));
         }
-        int8_t *q = out->q + at * GROUP;
-        for (int i = 0; i < GROUP / 2; i++) {
-            q[i] = (int8_t)codes[2 * i];
-            q[i + GROUP / 2] = (int8_t)codes[2 * i + 1];
+        int8_t *q = out->q + at * GROUP_BYTES;
+        for (int i = 0; i < GROUP; i++) {
+            int16_t code = (int16_t)codes[i], high = (int16_t)((code + 128) >> 8);
+            int at_byte = (i & 1) * (GROUP / 2) + i / 2;
+            q[at_byte] = (int8_t)high;
+            q[GROUP + at_byte] = (int8_t)(code - 256 * high);
+            sum += code;
         }
-        for (int i = 0; i < GROUP; i++) sum += q[i];
-        float scale = largest > QUANT_TINY ? largest * (1.0f / 127.0f) : 0.0f;
+        float scale = largest > QUANT_TINY ? largest * (1.0f / QUANT_MAX) : 0.0f;
         scale += v_sum((vf)poison);
         out->s[at * 2] = scale;
         out->s[at * 2 + 1] = scale * (float)sum;
@@ -98,14 +99,16 @@ static inline void unpack_group(const uint8_t *codes, size_t stride, __m256i w[1
 static inline __m256i group_dots(const __m256i w[16], const int8_t *x) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i total = _mm256_setzero_si256();
-    for (int half = 0; half < 16; half += 8) {
+    for (int part = 0; part < GROUP_BYTES; part += 32) { /* high even, high odd, low even, odd */
         __m256i s = _mm256_setzero_si256();
-        for (int k = half; k < half + 8; k++) {
+        for (int k = 0; k < 8; k++) {
             int32_t four;
-            memcpy(&four, x + 4 * k, sizeof four);
-            s = _mm256_add_epi16(s, _mm256_maddubs_epi16(w[k], _mm256_set1_epi32(four)));
+            memcpy(&four, x + part + 4 * k, sizeof four);
+            __m256i pairs = _mm256_maddubs_epi16(w[part % GROUP / 4 + k], _mm256_set1_epi32(four));
+            s = _mm256_add_epi16(s, pairs);
         }
         total = _mm256_add_epi32(total, _mm256_madd_epi16(s, ones));
+        if (part == 32) total = _mm256_slli_epi32(total, 8);
     }
     return total;
 }
@@ -130,10 +133,10 @@ static void block_product(const struct mat *m, int32_t r, const struct qrows *x,
         unpack_group(codes, stride, w);
         __m256 ws = group_bf16(m->scales + first, groups, g);
         __m256 wb = group_bf16(m->biases + first, groups, g);
-        const int8_t *xq = x->q + (size_t)g * x->rows * GROUP;
+        const int8_t *xq = x->q + (size_t)g * x->rows * GROUP_BYTES;
         const float *xs = x->s + (size_t)g * x->rows * 2;
         for (int32_t t = 0; t < n; t++) {
-            __m256 dots = _mm256_cvtepi32_ps(group_dots(w, xq + at[t] * GROUP));
+            __m256 dots = _mm256_cvtepi32_ps(group_dots(w, xq + at[t] * GROUP_BYTES));
             __m256 weight = _mm256_mul_ps(ws, _mm256_set1_ps(xs[at[t] * 2]));
             __m256 bias = _mm256_mul_ps(wb, _mm256_set1_ps(xs[at[t] * 2 + 1]));
             __m256 term = _mm256_add_ps(_mm256_mul_ps(dots, weight), bias);

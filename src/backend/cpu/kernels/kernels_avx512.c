@@ -1,8 +1,7 @@
-/* Mathematics    y[T, R] = X[T, C] W[R, C]^T, W affine 4-bit in groups of 64, X signed 8-bit in the
- *                same groups; float kernels: float_body.h.
- * Memory         W row-major as stored (a group of a row is 32 bytes), X group-major (kernels.h).
- *                matvec4 reads 16 rows side by side, 64 bytes of each at a time; matmul4 holds 16
- *                rows x 64 columns unpacked in 16 registers and streams X past them.
+/* Mathematics    y[T, R] = X[T, C] W[R, C]^T, W affine 4-bit in groups of 64, X signed 16-bit in
+ * the same groups; float kernels: float_body.h. Memory         W row-major as stored (a group of a
+ * row is 32 bytes), X group-major (kernels.h). matvec4 reads 16 rows side by side, 64 bytes of each
+ * at a time; matmul4 holds 16 rows x 64 columns unpacked in 16 registers and streams X past them.
  * Threads        none here: the caller hands each thread its own multiple of 16 rows.
  * Fusion         dequantisation in the product; agrees bit for bit with kernels_portable.c.
  * Bytes          see docs/cpu.md, "Where the time goes", for bytes moved and fractions of the
@@ -32,12 +31,20 @@ static inline __m512 widen_bf16(const uint16_t *p) {
 
 #include "backend/cpu/kernels/float_body.h"
 
-static void quantise(const float *x, int32_t cols, const struct qrows *out, size_t row) {
-    /* Byte order after the packs below: dword k of lane l holds elements 16k + 4l ..; pick evens of
-     * each lane's 16 bytes into its low half, then gather the halves. */
-    const __m512i even_odd =
+/* 64 dwords as bytes, the even elements first. */
+static inline __m512i even_odd_bytes(const __m512i v[4]) {
+    /* Of each 16 bytes the evens go to the low half, then the halves are gathered. */
+    const __m512i split =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
     const __m512i halves = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    __m512i bytes = _mm512_castsi128_si512(_mm512_cvtepi32_epi8(v[0]));
+    bytes = _mm512_inserti32x4(bytes, _mm512_cvtepi32_epi8(v[1]), 1);
+    bytes = _mm512_inserti32x4(bytes, _mm512_cvtepi32_epi8(v[2]), 2);
+    bytes = _mm512_inserti32x4(bytes, _mm512_cvtepi32_epi8(v[3]), 3);
+    return _mm512_permutexvar_epi64(halves, _mm512_shuffle_epi8(bytes, split));
+}
+
+static void quantise(const float *x, int32_t cols, const struct qrows *out, size_t row) {
     for (int32_t g = 0; g < cols / GROUP; g++, x += GROUP) {
         size_t at = (size_t)g * out->rows + row;
         __m512 v[4], zero = _mm512_setzero_ps(), top = zero, poison = zero;
@@ -47,19 +54,17 @@ static void quantise(const float *x, int32_t cols, const struct qrows *out, size
             poison = _mm512_fmadd_ps(v[i], zero, poison);
         }
         float largest = _mm512_reduce_max_ps(top);
-        float inverse = largest > QUANT_TINY ? 127.0f / largest : 0.0f;
-        __m512i code[4], sum = _mm512_setzero_si512();
+        float inverse = largest > QUANT_TINY ? (float)QUANT_MAX / largest : 0.0f;
+        __m512i high[4], low[4], sum = _mm512_setzero_si512();
         for (int i = 0; i < 4; i++) {
-            code[i] = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], _mm512_set1_ps(inverse)));
-            sum = _mm512_add_epi32(sum, code[i]);
+            __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], _mm512_set1_ps(inverse)));
+            sum = _mm512_add_epi32(sum, code);
+            high[i] = _mm512_srai_epi32(_mm512_add_epi32(code, _mm512_set1_epi32(128)), 8);
+            low[i] = _mm512_sub_epi32(code, _mm512_slli_epi32(high[i], 8));
         }
-        __m512i bytes = _mm512_castsi128_si512(_mm512_cvtepi32_epi8(code[0]));
-        bytes = _mm512_inserti32x4(bytes, _mm512_cvtepi32_epi8(code[1]), 1);
-        bytes = _mm512_inserti32x4(bytes, _mm512_cvtepi32_epi8(code[2]), 2);
-        bytes = _mm512_inserti32x4(bytes, _mm512_cvtepi32_epi8(code[3]), 3);
-        bytes = _mm512_permutexvar_epi64(halves, _mm512_shuffle_epi8(bytes, even_odd));
-        _mm512_storeu_si512(out->q + at * GROUP, bytes);
-        float scale = largest > QUANT_TINY ? largest * (1.0f / 127.0f) : 0.0f;
+        _mm512_storeu_si512(out->q + at * GROUP_BYTES, even_odd_bytes(high));
+        _mm512_storeu_si512(out->q + at * GROUP_BYTES + GROUP, even_odd_bytes(low));
+        float scale = largest > QUANT_TINY ? largest * (1.0f / QUANT_MAX) : 0.0f;
         scale += _mm512_reduce_add_ps(poison);
         out->s[at * 2] = scale;
         out->s[at * 2 + 1] = scale * (float)_mm512_reduce_add_epi32(sum);
@@ -106,12 +111,28 @@ static inline __m512 add_group(__m512 y, __m512i dots, const float *ws, const fl
     return _mm512_add_ps(y, _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dots), weight), bias));
 }
 
+/* Two groups of one input row: even and odd elements, high and low bytes. */
+struct input_pair {
+    __m512i high_even, high_odd, low_even, low_odd;
+};
+
+static inline struct input_pair load_pair(const int8_t *first, const int8_t *second) {
+    __m512i h0 = _mm512_loadu_si512(first), h1 = _mm512_loadu_si512(second);
+    __m512i l0 = _mm512_loadu_si512(first + GROUP), l1 = _mm512_loadu_si512(second + GROUP);
+    return (struct input_pair){
+        _mm512_shuffle_i64x2(h0, h1, 0x44), _mm512_shuffle_i64x2(h0, h1, 0xee),
+        _mm512_shuffle_i64x2(l0, l1, 0x44), _mm512_shuffle_i64x2(l0, l1, 0xee)};
+}
+
 /* One row's products with 128 columns (two groups), as 16 partial sums: lanes 0-7 group one. */
-static inline __m512i row_pair(const uint8_t *codes, __m512i even, __m512i odd) {
+static inline __m512i row_pair(const uint8_t *codes, const struct input_pair *x) {
     const __m512i mask = _mm512_set1_epi8(15);
     __m512i packed = _mm512_loadu_si512(codes);
-    __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_and_si512(packed, mask), even);
-    return _mm512_dpbusd_epi32(sum, _mm512_and_si512(_mm512_srli_epi16(packed, 4), mask), odd);
+    __m512i even = _mm512_and_si512(packed, mask);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi16(packed, 4), mask);
+    __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even, x->high_even);
+    sum = _mm512_slli_epi32(_mm512_dpbusd_epi32(sum, odd, x->high_odd), 8);
+    return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum, even, x->low_even), odd, x->low_odd);
 }
 
 /* Sums of four rows over each 128-bit lane: lane l of the result is {a, b, c, d} summed in l. */
@@ -126,65 +147,10 @@ static inline __m512i fold_lanes(__m512i x, __m512i y) {
     return _mm512_add_epi32(_mm512_shuffle_i32x4(x, y, 0x88), _mm512_shuffle_i32x4(x, y, 0xdd));
 }
 
-static inline __m512i four_rows(const uint8_t *codes, size_t stride, __m512i even, __m512i odd) {
-    __m512i a = row_pair(codes, even, odd), b = row_pair(codes + stride, even, odd);
-    __m512i c = row_pair(codes + 2 * stride, even, odd);
-    __m512i d = row_pair(codes + 3 * stride, even, odd);
+static inline __m512i four_rows(const uint8_t *codes, size_t stride, const struct input_pair *x) {
+    __m512i a = row_pair(codes, x), b = row_pair(codes + stride, x);
+    __m512i c = row_pair(codes + 2 * stride, x), d = row_pair(codes + 3 * stride, x);
     return sum_lanes(a, b, c, d);
-}
-
-/* The last group of an odd number: half a vector per row. */
-static inline __m512i last_group(const uint8_t *codes, size_t stride, const int8_t *x) {
-    const __m256i mask = _mm256_set1_epi8(15);
-    __m256i even = _mm256_loadu_si256((const void *)x);
-    __m256i odd = _mm256_loadu_si256((const void *)(x + 32));
-    _Alignas(64) int32_t dots[16];
-    for (int i = 0; i < 16; i++) {
-        __m256i packed = _mm256_loadu_si256((const void *)(codes + (size_t)i * stride));
-        __m256i sum =
-            _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_and_si256(packed, mask), even);
-        sum = _mm256_dpbusd_epi32(sum, _mm256_and_si256(_mm256_srli_epi16(packed, 4), mask), odd);
-        __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-        s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-        dots[i] = _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
-    }
-    return _mm512_load_si512(dots);
-}
-
-static void matvec4(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x,
-                    float *out) {
-    int32_t groups = m->cols / GROUP;
-    size_t stride = mat_row_bytes(m), step = x->rows * GROUP;
-    struct row_scales scales;
-    for (int32_t r = r0; r < r1; r += ROW_BLOCK) {
-        const uint8_t *codes = m->data + (size_t)r * stride;
-        load_scales(m, r, &scales);
-        __m512 y = _mm512_setzero_ps();
-        int32_t g = 0;
-        for (; g + 1 < groups; g += 2, codes += GROUP) {
-            __m512i x0 = _mm512_loadu_si512(x->q + (size_t)g * step);
-            __m512i x1 = _mm512_loadu_si512(x->q + (size_t)(g + 1) * step);
-            __m512i even = _mm512_shuffle_i64x2(x0, x1, 0x44);
-            __m512i odd = _mm512_shuffle_i64x2(x0, x1, 0xee);
-            __m512i r03 = four_rows(codes, stride, even, odd);
-            __m512i r47 = four_rows(codes + 4 * stride, stride, even, odd);
-            __m512i r8b = four_rows(codes + 8 * stride, stride, even, odd);
-            __m512i rcf = four_rows(codes + 12 * stride, stride, even, odd);
-            /* lanes {rows 0-3 of g, 0-3 of g + 1, 4-7 of g, 4-7 of g + 1}, then the other rows */
-            __m512i low = fold_lanes(r03, r47), up = fold_lanes(r8b, rcf);
-            const float *ws = scales.scale + g * 16, *wb = scales.bias + g * 16;
-            const float *xs = x->s + (size_t)g * x->rows * 2;
-            y = add_group(y, _mm512_shuffle_i32x4(low, up, 0x88), ws, wb, xs);
-            y = add_group(y, _mm512_shuffle_i32x4(low, up, 0xdd), ws + 16, wb + 16,
-                          xs + x->rows * 2);
-        }
-        if (g < groups) {
-            __m512i dots = last_group(codes, stride, x->q + (size_t)g * step);
-            y = add_group(y, dots, scales.scale + g * 16, scales.bias + g * 16,
-                          x->s + (size_t)g * x->rows * 2);
-        }
-        _mm512_storeu_ps(out + (r - r0), y);
-    }
 }
 
 /* Four dwords of each of eight rows, rows in lanes: in[i] holds 32 bytes of row i, then of row
@@ -234,13 +200,55 @@ static inline __m512i spread(const int8_t *x) {
 /* Dots of 16 rows with one input row over a group: complete sums, no reduction across lanes. */
 static inline __m512i group_dots(const __m512i even[8], const __m512i odd[8], const int8_t *x) {
     __m512i s0 = _mm512_setzero_si512(), s1 = s0, s2 = s0, s3 = s0;
-    for (int k = 0; k < 8; k += 2) {
-        s0 = _mm512_dpbusd_epi32(s0, even[k], spread(x + 4 * k));
-        s1 = _mm512_dpbusd_epi32(s1, even[k + 1], spread(x + 4 * k + 4));
-        s2 = _mm512_dpbusd_epi32(s2, odd[k], spread(x + 32 + 4 * k));
-        s3 = _mm512_dpbusd_epi32(s3, odd[k + 1], spread(x + 36 + 4 * k));
+    for (int part = 0; part < GROUP_BYTES; part += GROUP) { /* high bytes, then low ones */
+        for (int k = 0; k < 8; k += 2) {
+            s0 = _mm512_dpbusd_epi32(s0, even[k], spread(x + part + 4 * k));
+            s1 = _mm512_dpbusd_epi32(s1, even[k + 1], spread(x + part + 4 * k + 4));
+            s2 = _mm512_dpbusd_epi32(s2, odd[k], spread(x + part + 32 + 4 * k));
+            s3 = _mm512_dpbusd_epi32(s3, odd[k + 1], spread(x + part + 36 + 4 * k));
+        }
+        if (part > 0) break;
+        s0 = _mm512_slli_epi32(s0, 8);
+        s1 = _mm512_slli_epi32(s1, 8);
+        s2 = _mm512_slli_epi32(s2, 8);
+        s3 = _mm512_slli_epi32(s3, 8);
     }
     return _mm512_add_epi32(_mm512_add_epi32(s0, s1), _mm512_add_epi32(s2, s3));
+}
+
+static void matvec4(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x,
+                    float *out) {
+    int32_t groups = m->cols / GROUP;
+    size_t stride = mat_row_bytes(m), step = x->rows * GROUP_BYTES;
+    struct row_scales scales;
+    for (int32_t r = r0; r < r1; r += ROW_BLOCK) {
+        const uint8_t *codes = m->data + (size_t)r * stride;
+        load_scales(m, r, &scales);
+        __m512 y = _mm512_setzero_ps();
+        int32_t g = 0;
+        for (; g + 1 < groups; g += 2, codes += GROUP) {
+            struct input_pair in =
+                load_pair(x->q + (size_t)g * step, x->q + (size_t)(g + 1) * step);
+            __m512i r03 = four_rows(codes, stride, &in);
+            __m512i r47 = four_rows(codes + 4 * stride, stride, &in);
+            __m512i r8b = four_rows(codes + 8 * stride, stride, &in);
+            __m512i rcf = four_rows(codes + 12 * stride, stride, &in);
+            /* lanes {rows 0-3 of g, 0-3 of g + 1, 4-7 of g, 4-7 of g + 1}, then the other rows */
+            __m512i low = fold_lanes(r03, r47), up = fold_lanes(r8b, rcf);
+            const float *ws = scales.scale + g * 16, *wb = scales.bias + g * 16;
+            const float *xs = x->s + (size_t)g * x->rows * 2;
+            y = add_group(y, _mm512_shuffle_i32x4(low, up, 0x88), ws, wb, xs);
+            y = add_group(y, _mm512_shuffle_i32x4(low, up, 0xdd), ws + 16, wb + 16,
+                          xs + x->rows * 2);
+        }
+        if (g < groups) {
+            __m512i even[8], odd[8]; /* the last of an odd number */
+            unpack_group(codes, stride, even, odd);
+            y = add_group(y, group_dots(even, odd, x->q + (size_t)g * step), scales.scale + g * 16,
+                          scales.bias + g * 16, x->s + (size_t)g * x->rows * 2);
+        }
+        _mm512_storeu_ps(out + (r - r0), y);
+    }
 }
 
 /* 16 rows of m times up to TOKEN_BLOCK rows of x; at[t] is the row of x. Sums live in y[t][16]. */
@@ -255,10 +263,10 @@ static void block_product(const struct mat *m, int32_t r, const struct qrows *x,
     for (int32_t g = 0; g < groups; g++, codes += GROUP / 2) {
         __m512i even[8], odd[8];
         unpack_group(codes, stride, even, odd);
-        const int8_t *xq = x->q + (size_t)g * x->rows * GROUP;
+        const int8_t *xq = x->q + (size_t)g * x->rows * GROUP_BYTES;
         const float *xs = x->s + (size_t)g * x->rows * 2;
         for (int32_t t = 0; t < n; t++) {
-            __m512i dots = group_dots(even, odd, xq + at[t] * GROUP);
+            __m512i dots = group_dots(even, odd, xq + at[t] * GROUP_BYTES);
             __m512 sum = add_group(_mm512_load_ps(y + t * 16), dots, scales.scale + g * 16,
                                    scales.bias + g * 16, xs + at[t] * 2);
             _mm512_store_ps(y + t * 16, sum);

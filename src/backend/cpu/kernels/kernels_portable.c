@@ -1,9 +1,9 @@
-/* Mathematics    y[T, R] = X[T, C] W[R, C]^T, W affine 4-bit in groups of 64, X signed 8-bit in the
- *                same groups; float kernels: float_body.h.
- * Memory         W row-major as stored, X group-major (kernels.h), evens before odds in a group.
- * Threads        none here: the caller hands each thread its own rows.
- * Fusion         dequantisation in the product; must agree bit for bit with every other set.
- * Bytes          not tuned: this is the fallback and the definition the other sets are tested by.
+/* Mathematics    y[T, R] = X[T, C] W[R, C]^T, W affine 4-bit in groups of 64, X signed 16-bit in
+ * the same groups; float kernels: float_body.h. Memory         W row-major as stored, X group-major
+ * (kernels.h), evens before odds in a group. Threads        none here: the caller hands each thread
+ * its own rows. Fusion         dequantisation in the product; must agree bit for bit with every
+ * other set. Bytes          not tuned: this is the fallback and the definition the other sets are
+ * tested by.
  */
 #include "backend/cpu/kernels/kernels.h"
 
@@ -38,20 +38,23 @@ static inline vf v_u8(const uint8_t *p) {
 static void quantise(const float *x, int32_t cols, const struct qrows *out, size_t row) {
     for (int32_t g = 0; g < cols / GROUP; g++, x += GROUP) {
         size_t at = (size_t)g * out->rows + row;
-        int8_t *q = out->q + at * GROUP;
+        int8_t *q = out->q + at * GROUP_BYTES;
         float top = 0, poison = 0; /* poison: 0, or NaN when the input is not finite */
         for (int i = 0; i < GROUP; i++) {
             top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
             poison += x[i] * 0.0f;
         }
-        float inverse = top > QUANT_TINY ? 127.0f / top : 0.0f;
+        float inverse = top > QUANT_TINY ? (float)QUANT_MAX / top : 0.0f;
         int32_t sum = 0;
         for (int i = 0; i < GROUP; i++) {
-            int8_t code = (int8_t)lrintf(x[i] * inverse);
-            q[(i & 1) * (GROUP / 2) + i / 2] = code;
+            int16_t code = (int16_t)lrintf(x[i] * inverse);
+            int16_t high = (int16_t)((code + 128) >> 8);
+            int at_byte = (i & 1) * (GROUP / 2) + i / 2;
+            q[at_byte] = (int8_t)high;
+            q[GROUP + at_byte] = (int8_t)(code - 256 * high);
             sum += code;
         }
-        float scale = (top > QUANT_TINY ? top * (1.0f / 127.0f) : 0.0f) + poison;
+        float scale = (top > QUANT_TINY ? top * (1.0f / QUANT_MAX) : 0.0f) + poison;
         out->s[at * 2] = scale;
         out->s[at * 2 + 1] = scale * (float)sum;
     }
@@ -65,10 +68,12 @@ static float product(const struct mat *m, int32_t r, const struct qrows *x, size
     float y = 0;
     for (int32_t g = 0; g < groups; g++, codes += GROUP / 2) {
         size_t at = (size_t)g * x->rows + row;
-        const int8_t *even = x->q + at * GROUP, *odd = even + GROUP / 2;
+        const int8_t *high = x->q + at * GROUP_BYTES, *low = high + GROUP;
         int32_t sum = 0;
         for (int i = 0; i < GROUP / 2; i++) {
-            sum += (codes[i] & 15) * even[i] + (codes[i] >> 4) * odd[i];
+            int32_t even = 256 * high[i] + low[i];
+            int32_t odd = 256 * high[i + GROUP / 2] + low[i + GROUP / 2];
+            sum += (codes[i] & 15) * even + (codes[i] >> 4) * odd;
         }
         float weight = bf16_to_f32(scales[g]) * x->s[at * 2];
         y = y + ((float)sum * weight + bf16_to_f32(biases[g]) * x->s[at * 2 + 1]);

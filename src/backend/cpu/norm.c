@@ -1,0 +1,43 @@
+/* What enters a product: quantised rows, and the split of tall products over the threads. The norms
+ * themselves are kernels; decode.c and prefill.c call them where the row is at hand. */
+#include "backend/cpu/cpu.h"
+
+void quantise_row(const struct backend_model *m, const float *x, int32_t cols,
+                  const struct qrows *out, size_t row) {
+    m->k->quantise(x, cols, out, row);
+}
+
+void project(struct worker *w, const struct product *products, int32_t count,
+             const struct qrows *in, int32_t rows, size_t ldo) {
+    const struct kernels *k = w->m->k;
+    int32_t units = 0, begin, end;
+    for (int32_t i = 0; i < count; i++) units += products[i].mat->rows / ROW_BLOCK;
+    cpu_pool_part(units, w->thread, w->threads, &begin, &end);
+    for (int32_t i = 0, first = 0; i < count; i++) {
+        const struct mat *mat = products[i].mat;
+        int32_t mine = mat->rows / ROW_BLOCK;
+        int32_t b = begin > first ? begin - first : 0;
+        int32_t e = end - first < mine ? end - first : mine;
+        first += mine;
+        if (b >= e) continue;
+        float *out = products[i].out + b * ROW_BLOCK;
+        if (rows == 1)
+            k->matvec4(mat, b * ROW_BLOCK, e * ROW_BLOCK, in, out);
+        else
+            k->matmul4(mat, b * ROW_BLOCK, e * ROW_BLOCK, in, NULL, rows, out, ldo);
+    }
+}
+
+void project_float(struct worker *w, const struct product *products, int32_t count, const float *in,
+                   size_t ldx, int32_t rows, size_t ldo) {
+    int32_t units = 0, begin, end;
+    for (int32_t i = 0; i < count; i++) units += products[i].mat->rows;
+    cpu_pool_part(units, w->thread, w->threads, &begin, &end);
+    for (int32_t i = 0, first = 0; i < count; i++) {
+        const struct mat *mat = products[i].mat;
+        int32_t b = begin > first ? begin - first : 0;
+        int32_t e = end - first < mat->rows ? end - first : mat->rows;
+        first += mat->rows;
+        if (b < e) w->m->k->matmul_float(mat, b, e, in, ldx, rows, products[i].out + b, ldo);
+    }
+}
