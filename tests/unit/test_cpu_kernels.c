@@ -129,8 +129,7 @@ static void check_products(int32_t rows, int32_t cols, int32_t tokens) {
             double sum = 0, size = 0;
             for (int32_t i = 0; i < cols; i++) {
                 size_t at = (size_t)(i / 64) * q.rows + (size_t)t;
-                double xi =
-                    (double)q.s[at * 2] * q.q[at * 64 + (size_t)((i & 1) * 32 + i % 64 / 2)];
+                double xi = (double)q.s[at * 2] * code_at(&q, (size_t)t, i);
                 sum += (double)w[i] * xi;
                 /* codes and bias are multiplied apart and may cancel */
                 double scale =
