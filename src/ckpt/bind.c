@@ -353,22 +353,28 @@ static bool has_prefix(const char *name, const char *const *prefixes) {
     return false;
 }
 
-/* What is left over: vision and multi-token-prediction tensors are skipped knowingly, anything else
- * is a part of the model that would be ignored. */
-static int account_for_rest(struct binder *b) {
+enum bind_skip bind_skipped(const char *name) {
     static const char *const vision[] = {"vision_tower.", "visual.", "model.visual.",
                                          "model.vision_tower.", NULL};
     static const char *const mtp[] = {"mtp.", "language_model.mtp.", "model.mtp.", NULL};
+    if (has_prefix(name, vision)) return SKIP_VISION;
+    return has_prefix(name, mtp) ? SKIP_MTP : SKIP_NONE;
+}
+
+/* What is left over: vision and multi-token-prediction tensors are skipped knowingly, anything else
+ * is a part of the model that would be ignored. */
+static int account_for_rest(struct binder *b) {
     const char *first_vision = NULL, *first_mtp = NULL;
     struct bind_stats *s = b->stats;
     for (size_t i = 0; i < b->catalog->n; i++) {
         struct catalog_entry *e = &b->catalog->entries[i];
         const struct st_tensor *t = e->tensor;
         if (e->used) continue;
-        if (has_prefix(t->name, vision)) {
+        enum bind_skip skip = bind_skipped(t->name);
+        if (skip == SKIP_VISION) {
             if (s->vision.tensors++ == 0) first_vision = t->name;
             s->vision.bytes += t->bytes;
-        } else if (has_prefix(t->name, mtp)) {
+        } else if (skip == SKIP_MTP) {
             if (s->mtp.tensors++ == 0) first_mtp = t->name;
             s->mtp.bytes += t->bytes;
         } else {

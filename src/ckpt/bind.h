@@ -36,4 +36,8 @@ int bind_weights(struct catalog *c, const struct config *config, const char *whe
                  const struct bind_options *options, struct pool *p, struct weights *w,
                  struct bind_stats *stats, struct faults *f);
 
+/* Tensors that a text engine leaves out knowingly, by their names' prefixes. */
+enum bind_skip { SKIP_NONE, SKIP_VISION, SKIP_MTP };
+enum bind_skip bind_skipped(const char *name);
+
 #endif

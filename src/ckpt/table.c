@@ -168,6 +168,42 @@ const char *tensor_path(const struct tensor_role *r, int32_t layer, char *out, s
     return out;
 }
 
+/* name without its prefix, when it has it. */
+static const char *skip_prefix(const char *name, const char *prefix) {
+    size_t n = strlen(prefix);
+    return strncmp(name, prefix, n) == 0 ? name + n : name;
+}
+
+/* Does rest begin with stem, and go on with nothing but a suffix such as ".scales"? */
+static bool is_stem(const char *rest, const char *stem) {
+    size_t n = strlen(stem);
+    return strncmp(rest, stem, n) == 0 &&
+           (!rest[n] || (rest[n] == '.' && !strchr(rest + n + 1, '.')));
+}
+
+const struct tensor_role *tensor_role_of_name(const char *name) {
+    name = skip_prefix(name, "language_model.");
+    name = skip_prefix(name, "model.");
+    name = skip_prefix(name, "language_model.");
+    bool in_layer = strncmp(name, "layers.", 7) == 0;
+    if (in_layer) {
+        name += 7;
+        name += strspn(name, "0123456789");
+        if (*name++ != '.') return NULL;
+    }
+    for (int i = 0; i < tensor_role_count; i++) {
+        const struct tensor_role *r = &tensor_roles[i];
+        if (in_layer == (r->place == IN_MODEL)) continue;
+        if (is_stem(name, r->name) || (r->hf_fused && is_stem(name, r->hf_fused))) return r;
+        /* mlp.experts.7.gate_proj.weight */
+        const char *expert = skip_prefix(name, "mlp.experts.");
+        if (!r->hf_each || expert == name) continue;
+        size_t digits = strspn(expert, "0123456789");
+        if (digits && expert[digits] == '.' && is_stem(expert + digits + 1, r->hf_each)) return r;
+    }
+    return NULL;
+}
+
 static void *slot(const struct tensor_role *r, const struct weights *w, int32_t layer) {
     char *base = layer < 0 ? (char *)(uintptr_t)w : (char *)&w->layer[layer];
     return base + r->target;

@@ -83,6 +83,9 @@ bool tensor_walk_next(struct tensor_walk *w); /* false: no further tensor */
 /* "layers.3.mlp.gate" or "norm", in out. */
 const char *tensor_path(const struct tensor_role *r, int32_t layer, char *out, size_t size);
 
+/* The row that a tensor of that name (of any format) belongs to, or NULL. */
+const struct tensor_role *tensor_role_of_name(const char *name);
+
 /* Where the tensor lives: its struct mat(s) for matrices and experts, NULL for small tensors. */
 const struct mat *tensor_mats(const struct tensor_role *r, const struct weights *w, int32_t layer);
 /* Its float32 values for small tensors, NULL for matrices. */
