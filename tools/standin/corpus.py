@@ -17,20 +17,18 @@ import subprocess
 # package -> (licence of the text used, paths inside the package)
 PACKAGES = {
     "debian-reference-en": ("GPL-2+", ["usr/share/debian-reference"]),
-    "developers-reference": ("GPL-2+", ["usr/share/doc/developers-reference"]),
+    "developers-reference": ("GPL-2+", ["usr/share/developers-reference"]),
     "debian-faq": ("GPL-2+", ["usr/share/doc/debian/FAQ"]),
     "debian-policy": ("GPL-2+", ["usr/share/doc/debian-policy"]),
     "maint-guide": ("GPL-2+", ["usr/share/doc/maint-guide"]),
     "python3.11-doc": ("PSF-2", ["usr/share/doc/python3.11/html"]),
     "perl-doc": ("Artistic or GPL-1+", ["usr/share/perl"]),
-    "git-doc": ("GPL-2", ["usr/share/doc/git"]),
     "postgresql-doc-15": ("PostgreSQL", ["usr/share/doc/postgresql-doc-15"]),
     "sqlite3-doc": ("public domain", ["usr/share/doc/sqlite3"]),
     "manpages": ("GPL-2+ and verbatim", ["usr/share/man/man7", "usr/share/man/man5"]),
     "dict-jargon": ("public domain", ["usr/share/dictd"]),
     "dict-devil": ("public domain", ["usr/share/dictd"]),
     "dict-foldoc": ("GFDL, no invariants", ["usr/share/dictd"]),
-    "bible-kjv-text": ("public domain", ["usr"]),
     "wesnoth-1.16-httt": ("GPL-2+", ["usr/share/games"]),
     "wesnoth-1.16-low": ("GPL-2+", ["usr/share/games"]),
     "wesnoth-1.16-dw": ("GPL-2+", ["usr/share/games"]),
@@ -43,11 +41,12 @@ PACKAGES = {
     "wesnoth-1.16-thot": ("GPL-2+", ["usr/share/games"]),
     "wesnoth-1.16-trow": ("GPL-2+", ["usr/share/games"]),
     "wesnoth-1.16-tsg": ("GPL-2+", ["usr/share/games"]),
-    "wesnoth-1.16-tb": ("GPL-2+", ["usr/share/games"]),
-    "wesnoth-1.16-aoi": ("GPL-2+", ["usr/share/games"]),
+    "wesnoth-1.16-ttb": ("GPL-2+", ["usr/share/games"]),
+    "wesnoth-1.16-dm": ("GPL-2+", ["usr/share/games"]),
+    "wesnoth-1.16-sota": ("GPL-2+", ["usr/share/games"]),
     "wesnoth-1.16-l": ("GPL-2+", ["usr/share/games"]),
 }
-# A package shares of the corpus is capped, so that one manual does not crowd out the rest.
+# A package's share of the corpus is capped, so that one manual does not crowd out the rest.
 CAP_BYTES = 6_000_000
 
 
@@ -105,7 +104,7 @@ def from_campaign(text):
         said = re.sub(r"\s+", " ", said.replace('""', '"')).strip()
         lines.append(said if who in ("narrator", '"narrator"') else f'{who.strip(chr(34))}: "{said}"')
     lines += [re.sub(r"\s+", " ", s).strip() for s in re.findall(r"story= *_ *\"([^\"]*)\"", text)]
-    return "\n".join(lines)
+    return re.sub(r"</?[a-z][^>]*>", "", "\n".join(lines))
 
 
 def tidy(text):
@@ -139,7 +138,7 @@ def documents(root, package):
             yield from_man(read(path))
         elif name.endswith(".cfg"):
             yield from_campaign(read(path))
-        elif name.endswith(".txt") and "git" not in package:
+        elif name.endswith(".txt"):
             yield read(path)
 
 
