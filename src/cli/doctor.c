@@ -25,7 +25,7 @@ int cmd_doctor(int argc, char **argv) {
     json_t *doc = take_json(text, "doctor");
     if (!doc) return EXIT_FAILED;
     if (json) return print_json(doc);
-    print_document(doc);
+    print_document(doc, NULL);
     json_decref(doc);
     return EXIT_OK;
 }

@@ -5,6 +5,9 @@
 #include "cli/output.h"
 #include "lily.h"
 
+/* What counts bytes in the "memory" part. */
+static const char *const byte_names[] = {"weights", "session", "needed", "present", NULL};
+
 int cmd_inspect(int argc, char **argv) {
     bool json = false;
     const char *model = NULL, *operand = NULL;
@@ -35,7 +38,7 @@ int cmd_inspect(int argc, char **argv) {
         int printed = print_json(doc);
         return printed ? printed : status;
     }
-    print_document(doc);
+    print_document(doc, byte_names);
     json_decref(doc);
     return status;
 }
