@@ -32,7 +32,7 @@ def expand(p, pattern):
         m = re.search(r"\[([^\[\]()]*)\]|\(([^\[\]()]*)\)", pattern)
         if not m:
             return re.sub(r" +", " ", pattern).replace(" ?", "?").replace(" .", ".").strip()
-        put = (m[1] if p.chance(0.5) else "") if m[1] is not None else p.one(m[2].split("|"))
+        put = (p.one(m[1].split("|")) if p.chance(0.5) else "") if m[1] is not None else p.one(m[2].split("|"))
         pattern = pattern[: m.start()] + put + pattern[m.end() :]
 
 
