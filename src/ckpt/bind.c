@@ -159,7 +159,7 @@ static int take_quantised(struct binder *b, const struct tensor_role *r, const c
     if (rc != 0 || !codes || !scales || !biases) return rc;
     rc = add_scan(b, scales);
     if (rc == 0) rc = add_scan(b, biases);
-    const uint16_t *s, *z;
+    const uint16_t *s = NULL, *z = NULL;
     if (rc == 0) rc = aligned_bf16(b, scales->tensor, &s);
     if (rc == 0) rc = aligned_bf16(b, biases->tensor, &z);
     if (rc != 0) return rc;
