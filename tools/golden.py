@@ -1,7 +1,7 @@
 """Make the stored goldens of tests/golden with Hugging Face transformers, in float32 on a CPU.
 
-    golden.py tiny OUT.safetensors [--folder DIR]   a random bf16 checkpoint of mini's shape, 4 layers
-    golden.py mlx FOLDER OUT.safetensors            an MLX 4-bit folder of mini's shape (models/mini)
+    golden.py tiny OUT.safetensors [--shape mini|odd] [--folder DIR]   a random bf16 checkpoint, 4 layers
+    golden.py mlx FOLDER OUT.safetensors                 an MLX 4-bit folder of mini's shape (models/mini)
 
 Needs torch, transformers 5.17, safetensors and numpy (tests and CI need none of them).
 
@@ -20,6 +20,7 @@ import argparse
 import json
 import pathlib
 import sys
+import typing
 
 import numpy as np
 
@@ -28,8 +29,27 @@ POSITIONS = [0, 1, 2, 3, 7, 15, 31, 47, 62, 63, 64, 65, 95, 127, 128, 150, 180, 
              256, 298, 299]  # fmt: skip
 MIN_GAP = 1e-5
 DETAIL = (0, 3)
-H, V, HEADS, KV, HEAD, GK, GV, LIN, E, I = 256, 4096, 8, 1, 256, 2, 4, 128, 32, 64
-CONV = (2 * GK + GV) * LIN
+
+
+class Shape(typing.NamedTuple):
+    hidden: int
+    vocab: int
+    heads: int
+    kv_heads: int
+    k_heads: int
+    v_heads: int
+    experts: int
+    inner: int
+    shared: int
+    head: int = 256
+    lin: int = 128
+
+
+SHAPES = {
+    "mini": Shape(256, 4096, 8, 1, 2, 4, 32, 64, 64),
+    # Every count another one: two key/value heads as in the real model, unequal widths.
+    "odd": Shape(128, 512, 16, 2, 3, 6, 24, 64, 192),
+}
 
 TEXT = """A small engine reads a prompt token by token. Each token becomes a row of numbers, and the
 row passes through eight layers. Three layers of four keep a square memory per head: the memory fades
@@ -48,9 +68,10 @@ cut into pieces, and a saved state that is restored must continue exactly as if 
 # ---- the tiny checkpoint ---------------------------------------------------------------------
 
 
-def tiny_tensors(layers=4):
+def tiny_tensors(s, layers=4):
     """(name, shape, exponent, offset) in file order: values are offset + 2^exponent * u, u in [-1, 1)."""
     p = "model.language_model."
+    H, V, conv = s.hidden, s.vocab, (2 * s.k_heads + s.v_heads) * s.lin
     yield "lm_head.weight", (V, H), -3, 0
     yield p + "embed_tokens.weight", (V, H), 0, 0
     yield p + "norm.weight", (H,), -2, 0
@@ -60,30 +81,30 @@ def tiny_tensors(layers=4):
         yield q + "post_attention_layernorm.weight", (H,), -2, 0
         if (n + 1) % 4 == 0:
             a = q + "self_attn."
-            yield a + "q_proj.weight", (2 * HEADS * HEAD, H), -3, 0
-            yield a + "k_proj.weight", (KV * HEAD, H), -3, 0
-            yield a + "v_proj.weight", (KV * HEAD, H), -3, 0
-            yield a + "o_proj.weight", (H, HEADS * HEAD), -5, 0
-            yield a + "q_norm.weight", (HEAD,), -2, 0
-            yield a + "k_norm.weight", (HEAD,), -2, 0
+            yield a + "q_proj.weight", (2 * s.heads * s.head, H), -3, 0
+            yield a + "k_proj.weight", (s.kv_heads * s.head, H), -3, 0
+            yield a + "v_proj.weight", (s.kv_heads * s.head, H), -3, 0
+            yield a + "o_proj.weight", (H, s.heads * s.head), -5, 0
+            yield a + "q_norm.weight", (s.head,), -2, 0
+            yield a + "k_norm.weight", (s.head,), -2, 0
         else:
             a = q + "linear_attn."
-            yield a + "in_proj_qkv.weight", (CONV, H), -3, 0
-            yield a + "in_proj_z.weight", (GV * LIN, H), -3, 0
-            yield a + "in_proj_b.weight", (GV, H), -3, 0
-            yield a + "in_proj_a.weight", (GV, H), -3, 0
-            yield a + "conv1d.weight", (CONV, 1, 4), -1, 0
-            yield a + "A_log", (GV,), 1, 0.5
-            yield a + "dt_bias", (GV,), 0, -2
-            yield a + "norm.weight", (LIN,), -2, 1
-            yield a + "out_proj.weight", (H, GV * LIN), -4, 0
+            yield a + "in_proj_qkv.weight", (conv, H), -3, 0
+            yield a + "in_proj_z.weight", (s.v_heads * s.lin, H), -3, 0
+            yield a + "in_proj_b.weight", (s.v_heads, H), -3, 0
+            yield a + "in_proj_a.weight", (s.v_heads, H), -3, 0
+            yield a + "conv1d.weight", (conv, 1, 4), -1, 0
+            yield a + "A_log", (s.v_heads,), 1, 0.5
+            yield a + "dt_bias", (s.v_heads,), 0, -2
+            yield a + "norm.weight", (s.lin,), -2, 1
+            yield a + "out_proj.weight", (H, s.v_heads * s.lin), -4, 0
         m = q + "mlp."
-        yield m + "gate.weight", (E, H), -1, 0
-        yield m + "experts.gate_up_proj", (E, 2 * I, H), -3, 0
-        yield m + "experts.down_proj", (E, H, I), -2, 0
-        yield m + "shared_expert.gate_proj.weight", (I, H), -3, 0
-        yield m + "shared_expert.up_proj.weight", (I, H), -3, 0
-        yield m + "shared_expert.down_proj.weight", (H, I), -2, 0
+        yield m + "gate.weight", (s.experts, H), -1, 0
+        yield m + "experts.gate_up_proj", (s.experts, 2 * s.inner, H), -3, 0
+        yield m + "experts.down_proj", (s.experts, H, s.inner), -2, 0
+        yield m + "shared_expert.gate_proj.weight", (s.shared, H), -3, 0
+        yield m + "shared_expert.up_proj.weight", (s.shared, H), -3, 0
+        yield m + "shared_expert.down_proj.weight", (H, s.shared), -2, 0
         yield m + "shared_expert_gate.weight", (1, H), -3, 0
 
 
@@ -121,18 +142,19 @@ def to_float(bits):
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def hf_config(layers):
+def hf_config(s, layers):
     return dict(
-        vocab_size=V, hidden_size=H, num_hidden_layers=layers, num_attention_heads=HEADS,
-        num_key_value_heads=KV, head_dim=HEAD, linear_num_key_heads=GK, linear_num_value_heads=GV,
-        linear_key_head_dim=LIN, linear_value_head_dim=LIN, linear_conv_kernel_dim=4, num_experts=E,
-        num_experts_per_tok=8, moe_intermediate_size=I, shared_expert_intermediate_size=I,
-        rms_norm_eps=1e-6, max_position_embeddings=262144, tie_word_embeddings=False,
+        vocab_size=s.vocab, hidden_size=s.hidden, num_hidden_layers=layers, num_attention_heads=s.heads,
+        num_key_value_heads=s.kv_heads, head_dim=s.head, linear_num_key_heads=s.k_heads,
+        linear_num_value_heads=s.v_heads, linear_key_head_dim=s.lin, linear_value_head_dim=s.lin,
+        linear_conv_kernel_dim=4, num_experts=s.experts, num_experts_per_tok=8,
+        moe_intermediate_size=s.inner, shared_expert_intermediate_size=s.shared, rms_norm_eps=1e-6,
+        max_position_embeddings=262144, tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25,
                          "mrope_section": [11, 11, 10], "mrope_interleaved": True})  # fmt: skip
 
 
-def write_folder(folder, tensors, layers):
+def write_folder(folder, tensors, shape, layers):
     """The tensors as one shard in their order, with an official-looking config."""
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, t in tensors.items():
@@ -149,7 +171,8 @@ def write_folder(folder, tensors, layers):
         "architectures": ["Qwen3_5MoeForConditionalGeneration"],
         "model_type": "qwen3_5_moe",
         "text_config": {"model_type": "qwen3_5_moe_text", "full_attention_interval": 4, "hidden_act": "silu",
-                        "attention_bias": False, "attn_output_gate": True, **hf_config(layers)},
+                        "attention_bias": False, "attn_output_gate": True,
+                        **hf_config(shape, layers)},
         "tie_word_embeddings": False,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=1))
@@ -204,14 +227,14 @@ def mlx_weights(folder):
 # ---- Hugging Face ----------------------------------------------------------------------------
 
 
-def load(weights, layers):
+def load(weights, shape, layers):
     import torch
     import transformers
     from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
     from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeForCausalLM
 
     print("transformers", transformers.__version__, "torch", torch.__version__)
-    model = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**hf_config(layers))).float().eval()
+    model = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**hf_config(shape, layers))).float().eval()
     left = dict(weights)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -291,14 +314,15 @@ def make(model, candidates, weights_sum, out):
 
 
 def tiny(args):
-    layers = 4
-    bits = {name: tiny_values(name, *rest) for name, *rest in tiny_tensors(layers)}
+    layers, shape = 4, SHAPES[args.shape]
+    bits = {name: tiny_values(name, *rest) for name, *rest in tiny_tensors(shape, layers)}
     if args.folder:
-        write_folder(pathlib.Path(args.folder), bits, layers)
+        write_folder(pathlib.Path(args.folder), bits, shape, layers)
     weights = {n.replace("model.language_model.", "model."): to_float(b) for n, b in bits.items()}
-    rows = (mix(np.arange(T, dtype=np.uint32) + np.uint32(1000 * c)) % np.uint32(V) for c in range(50))
+    rows = (mix(np.arange(T, dtype=np.uint32) + np.uint32(1000 * c)) % np.uint32(shape.vocab)
+            for c in range(50))  # fmt: skip
     total = words_sum(np.concatenate([b.reshape(-1) for b in bits.values()]))
-    make(load(weights, layers), rows, total, args.out)
+    make(load(weights, shape, layers), rows, total, args.out)
 
 
 def mlx(args):
@@ -310,7 +334,7 @@ def mlx(args):
     ids = np.array(text.ids * (1 + (T + 50) // len(text.ids)), np.uint32)
     words = np.frombuffer((folder / "model.safetensors").read_bytes(), np.uint8)
     rows = (ids[c : c + T] for c in range(50))
-    make(load(mlx_weights(folder), layers), rows, words_sum(words), args.out)
+    make(load(mlx_weights(folder), SHAPES["mini"], layers), rows, words_sum(words), args.out)
 
 
 def main():
@@ -318,6 +342,7 @@ def main():
     sub = ap.add_subparsers(dest="what", required=True)
     t = sub.add_parser("tiny")
     t.add_argument("out")
+    t.add_argument("--shape", choices=SHAPES, default="mini")
     t.add_argument("--folder")
     m = sub.add_parser("mlx")
     m.add_argument("folder")

@@ -1,6 +1,7 @@
-/* The tiny random checkpoint of tests/golden/tiny.safetensors: mini's shape, 4 layers, bf16. Its
- * values are a hash of each tensor's name and an element's index; tools/golden.py makes the same
- * bits. Here they are bound in memory, and can be written as a Hugging Face folder. */
+/* The tiny random checkpoints of tests/golden: 4 layers, bf16, of mini's shape and of one with
+ * other counts. Their values are a hash of each tensor's name and an element's index;
+ * tools/golden.py makes the same bits. Here they are bound in memory; mini's can be written as a
+ * Hugging Face folder. */
 #ifndef TESTS_REF_TINY_H
 #define TESTS_REF_TINY_H
 
@@ -34,6 +35,34 @@ struct tiny {
     size_t n_floats;
     struct mat *experts[TINY_LAYERS];
 };
+
+/* Every count another one: two key/value heads as in the real model, unequal widths. */
+static const struct shape shape_odd = {.name = "odd",
+                                       .hidden = 128,
+                                       .layers = TINY_LAYERS,
+                                       .vocab = 512,
+                                       .q_heads = 16,
+                                       .kv_heads = 2,
+                                       .head_dim = 256,
+                                       .rotary_dim = 64,
+                                       .rope_theta = 1e7,
+                                       .gdn_k_heads = 3,
+                                       .gdn_v_heads = 6,
+                                       .gdn_head_dim = 128,
+                                       .conv_taps = 4,
+                                       .experts = 24,
+                                       .top_k = 8,
+                                       .expert_width = 64,
+                                       .shared_width = 192,
+                                       .attention_every = 4,
+                                       .group = 64,
+                                       .max_context = 262144,
+                                       .norm_eps = 1e-6f,
+                                       .q_dim = 16 * 256,
+                                       .kv_dim = 2 * 256,
+                                       .gdn_k_dim = 3 * 128,
+                                       .gdn_v_dim = 6 * 128,
+                                       .conv_dim = 12 * 128};
 
 static inline uint32_t tiny_mix(uint32_t x) {
     x ^= x >> 16;
@@ -188,8 +217,7 @@ static inline void tiny_bind_layer(struct tiny *t, const struct shape *s, int32_
 }
 
 /* Makes and binds all of it; tiny_free releases it. Aborts when memory runs out. */
-static inline void tiny_make(struct tiny *t) {
-    const struct shape *s = &shape_mini;
+static inline void tiny_make(struct tiny *t, const struct shape *s) {
     const char *p = "model.language_model.";
     size_t v = (size_t)s->vocab, h = (size_t)s->hidden;
     *t = (struct tiny){0};

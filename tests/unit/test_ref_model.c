@@ -13,7 +13,7 @@ static struct tiny tiny;
 
 static int setup(void **state) {
     (void)state;
-    tiny_make(&tiny);
+    tiny_make(&tiny, &shape_mini);
     return 0;
 }
 static int teardown(void **state) {
@@ -328,6 +328,11 @@ static void restored_and_imported_sessions_continue_identically(void **state) {
     memcpy(r.logits, after, vocab * sizeof *after);
     generate(&r, r.session, r.logits, again, MORE);
     assert_memory_equal(first, again, sizeof first);
+
+    /* Rows of an abandoned continuation are not held any more. */
+    assert_int_equal(backend_ref.state_restore(r.session, saved, PROMPT, &r.err), LILY_OK);
+    assert_int_equal(tiny_decode(r.model, r.session, 1, NULL, &r.err), LILY_OK);
+    assert_int_equal(backend_ref.state_restore(r.session, saved, PROMPT + 2, &r.err), LILY_EINVAL);
 
     /* Another session, whose rows come in two parts. */
     struct backend_session *other;
