@@ -172,7 +172,7 @@ static void test_reasoning(void **state) {
     struct setting t;
     open_setting(&t, (lily_engine_options){0}, "plan\n</think>\n\ndone<|im_end|>");
     t.request.in_think = true;
-    expect(&t, LILY_FINISH_STOP, 5 + 1 + 2 + 4 + 1, "plan\n", "done");
+    expect(&t, LILY_FINISH_STOP, 5 + 1 + 2 + 4 + 1, "plan", "done");
     assert_int_equal(t.result.reasoning_tokens, 6);
     close_setting(&t);
 }
