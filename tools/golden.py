@@ -12,6 +12,7 @@ A golden holds, all float32 or uint32 (P positions, L layers, T = 300 tokens):
     ids [T]            weights_sum [2]      positions [P] and logits_positions [P]
     layer_out.N [P,H]  final_norm [P,H]     logits [P,V]
     mixer_out.N, moe.N [P,H]                of layers 0 (Gated DeltaNet) and 3 (full attention)
+    inv_freq [32]                           frequencies of the rotary positions
     chosen [L,T,8]     gaps [L,T]           experts by falling router score, and the distance between
                                             the scores of the last chosen and the first refused
 """
@@ -299,6 +300,7 @@ def make(model, candidates, weights_sum, out):
         "positions": np.array(POSITIONS, np.uint32),
         "logits_positions": np.array(POSITIONS, np.uint32),
         "gaps": gaps.astype(np.float32),
+        "inv_freq": model.model.rotary_emb.inv_freq.float().numpy(),
         "chosen": np.stack([got[f"chosen.{n}"] for n in range(layers)]),
     }
     for name, rows in got.items():

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <unistd.h>
 
+#include "backend/ref/ref.h"
 #include "base/file.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/safetensors.h"
@@ -296,6 +297,15 @@ static void tiny_bf16_equals_hugging_face(void **state) {
     free(whole);
 }
 
+/* One unit in the last place of a frequency is 1/100 radian at the end of the context. */
+static void rope_frequencies_are_those_of_hugging_face(void **state) {
+    const struct st_tensor *wanted = find(*state, "inv_freq");
+    float inv_freq[32];
+    assert_int_equal(wanted->bytes, sizeof inv_freq);
+    ref_rope_frequencies(&shape_mini, inv_freq);
+    assert_memory_equal(inv_freq, wanted->data, sizeof inv_freq);
+}
+
 static void odd_shape_equals_hugging_face(void **state) {
     (void)state;
     struct golden g;
@@ -409,6 +419,7 @@ static int teardown(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiny_bf16_equals_hugging_face),
+        cmocka_unit_test(rope_frequencies_are_those_of_hugging_face),
         cmocka_unit_test(odd_shape_equals_hugging_face),
         cmocka_unit_test(tiny_folder_equals_tiny_memory),
         cmocka_unit_test(standin_equals_hugging_face),

@@ -4,10 +4,11 @@
  * and this is plain RoPE. */
 #include "backend/ref/ref.h"
 
-/* inv_freq[i] = theta^(-2i / rotary_dim), i in [0, rotary_dim / 2) */
+/* inv_freq[i] = theta^(-2i / rotary_dim), i in [0, rotary_dim / 2): a rounded power, then a rounded
+ * reciprocal, which are Hugging Face's bits. */
 void ref_rope_frequencies(const struct shape *s, float *inv_freq) {
     for (int32_t i = 0; i < s->rotary_dim / 2; i++) {
-        inv_freq[i] = (float)pow(s->rope_theta, -2.0 * i / s->rotary_dim);
+        inv_freq[i] = 1.0f / (float)pow(s->rope_theta, 2.0 * i / s->rotary_dim);
     }
 }
 
