@@ -6,7 +6,7 @@
 
 void rope_frequencies(const struct shape *s, float *inv_freq) {
     for (int32_t i = 0; i < s->rotary_dim / 2; i++) {
-        inv_freq[i] = (float)pow(s->rope_theta, -2.0 * i / s->rotary_dim);
+        inv_freq[i] = 1.0f / (float)pow(s->rope_theta, 2.0 * i / s->rotary_dim);
     }
 }
 
