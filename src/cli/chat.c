@@ -6,8 +6,10 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/select.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include "cli/command.h"
 #include "cli/conversation.h"
@@ -43,6 +45,45 @@ static char *show_prompt(EditLine *edit) {
     return (char *)c->prompt;
 }
 
+/* Waits for a byte with the signals let in only here, so that none is missed between a look at the
+ * flag and the wait. false: a signal to act on, or the end. */
+static bool wait_for_key(const sigset_t *open_mask) {
+    fd_set keys;
+    while (!interrupted()) {
+        FD_ZERO(&keys);
+        FD_SET(STDIN_FILENO, &keys);
+        if (pselect(STDIN_FILENO + 1, &keys, NULL, NULL, NULL, open_mask) > 0) return true;
+        if (errno != EINTR) return false;
+    }
+    return false;
+}
+
+/* EL_GETCFN: one character for the line editor; 1, 0 at the end, -1 after a signal. */
+static int read_key(EditLine *edit, wchar_t *out) {
+    (void)edit;
+    sigset_t ours, open_mask;
+    mbstate_t state = {0};
+    int got = -1;
+    sigemptyset(&ours);
+    sigaddset(&ours, SIGINT);
+    sigaddset(&ours, SIGTERM);
+    sigaddset(&ours, SIGHUP);
+    sigprocmask(SIG_BLOCK, &ours, &open_mask);
+    while (wait_for_key(&open_mask)) {
+        char byte;
+        got = (int)read(STDIN_FILENO, &byte, 1);
+        if (got != 1) break;
+        size_t n = mbrtowc(out, &byte, 1, &state);
+        if (n == (size_t)-1)
+            memset(&state, 0, sizeof state); /* not text: drop it */
+        else if (n != (size_t)-2)
+            break;
+        got = -1;
+    }
+    sigprocmask(SIG_SETMASK, &open_mask, NULL);
+    return got;
+}
+
 /* ~/.local/state/lily/history, its folders made; the account's own entry names the home. */
 static bool default_history(struct buf *path) {
     static const char *const folders[] = {"/.local", "/state", "/lily"};
@@ -66,6 +107,7 @@ static void start_editing(struct chat *c, const struct chat_options *o) {
     el_set(c->edit, EL_CLIENTDATA, c);
     el_set(c->edit, EL_PROMPT, show_prompt);
     el_set(c->edit, EL_EDITOR, "emacs");
+    el_set(c->edit, EL_GETCFN, read_key);
     el_set(c->edit, EL_SIGNAL, 1);
     el_set(c->edit, EL_HIST, history, c->history);
     el_source(c->edit, NULL);

@@ -239,6 +239,8 @@ static void print_object(const struct view *v, const json_t *object, int indent)
         printf("%*s%s:\n", indent, "", shown);
         if (is_list_table(value) || is_object_table(value))
             print_table(v, value, indent + 2);
+        else if (is_text_list(value))
+            print_texts(value, indent + 2);
         else
             print_object(v, value, indent + 2);
     }

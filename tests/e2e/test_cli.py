@@ -166,7 +166,7 @@ def test_run_system_and_think(ask):
     assert document(ask("--system", "Be brief.", *common))["prompt_tokens"] > plain["prompt_tokens"]
     quick = document(ask("--no-think", *common))
     assert quick["reasoning_tokens"] == 0 and quick["reasoning"] == ""
-    assert quick["prompt_tokens"] == plain["prompt_tokens"] + 2  # the block is closed
+    assert quick["prompt_tokens"] > plain["prompt_tokens"]  # the block is closed
 
 
 def test_run_raw(ask):
@@ -191,20 +191,6 @@ def test_seeds(ask):
     assert document(ask(*words, free[0]["seed"]))["text"] == free[0]["text"]
 
 
-def test_stop_strings(ask):
-    words = ["--json", "--no-think", "--temperature", 1.5, "--top-k", 0, "--top-p", 1, "--seed", 5,
-             "--max-tokens", 60, "Tell a story."]
-    text = document(ask(*words))["text"]
-    assert len(text) > 40
-    # A piece that crosses token borders somewhere: every start of a stretch of the text.
-    for start in range(20, 30):
-        stop = text[start:start + 7]
-        if "\ufffd" in stop:
-            continue
-        doc = document(ask("--stop", "never in any text \u2603", "--stop", stop, *words))
-        assert doc["text"] == text[:text.index(stop)] and doc["finish"] == "stop"
-
-
 def test_logit_bias(lily, standin, ask):
     ids = document(lily("tokenize", "-m", standin, "--json", "!"))["ids"]
     assert len(ids) == 1
@@ -226,6 +212,18 @@ def endless(lily, standin):
         assert len(ids) == 1
         words += ["--logit-bias", f"{ids[0]}=-1000"]
     return words
+
+
+def test_stop_strings(lily, standin):
+    words = ["run", *endless(lily, standin), "--json", "--temperature", 1, "--top-k", 0, "--top-p",
+             1, "--max-tokens", 80, "Tell a story."]
+    text = document(lily(*words))["text"]
+    # Pieces of three characters cross token borders somewhere; what is no text cannot be asked for.
+    stops = [text[i:i + 3] for i in range(5, len(text) - 3, 4) if "\ufffd" not in text[i:i + 3]]
+    assert len(stops) >= 4
+    for stop in stops[:8]:
+        doc = document(lily(*words, "--stop", "never in any text \u2603", "--stop", stop))
+        assert doc["text"] == text[:text.index(stop)] and doc["finish"] == "stop"
 
 
 def test_run_interrupt(lily, standin):
@@ -258,7 +256,7 @@ def test_run_reader_leaves(lily, standin):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-@pytest.mark.parametrize("words", [["run", "Hi", "--max-tokens", "9"], ["doctor"],
+@pytest.mark.parametrize("words", [["run", "Hi", "--max-tokens", "9", "--no-think"], ["doctor"],
                                    ["tokenize", "hi", "--json"], ["--help"]])
 def test_output_full(lily, standin, words):
     model = ["-m", standin] if words[0] in ("run", "tokenize") else []
@@ -453,14 +451,27 @@ def test_chat(chat, tmp_path):
     assert "(0 cached)" in first
     t.expect("> ")
     t.type("And again.\r")
-    again = t.expect("tok/s, answer")
-    cached = int(re.search(r"\((\d+) cached\)", again)[1])
-    assert cached > 5
+    assert re.search(r"\(\d+ cached\)", t.expect("tok/s, answer"))
     t.expect("> ")
     t.type("\x04")
     assert t.wait() == OK
     history = (tmp_path / "history").read_text()
     assert "again" in history and (tmp_path / "history").stat().st_mode & 0o077 == 0
+
+
+def test_chat_follow_up_reads_the_new_turn_only(trained, chat):
+    t = chat()
+    prompts = []
+    for text in ("What is 3 + 4?", "And 5 + 2?"):
+        t.expect("> ")
+        t.type(text + "\r")
+        found = re.search(r"prompt (\d+) tokens \((\d+) cached\)", t.expect("tok/s, answer"))
+        prompts.append([int(n) for n in found.groups()])
+    (first, none), (second, cached) = prompts
+    assert none == 0 and cached >= first and second - cached < 40
+    t.expect("> ")
+    t.type("\x04")
+    assert t.wait() == OK
 
 
 def test_chat_interrupt(lily, standin, terminal, tmp_path):
@@ -522,6 +533,7 @@ def test_chat_recalls(chat):
         t.expect("> ")
         t.type("/think off\r" if _ == 0 else "\033[A\r")  # the second time: arrow up
         t.expect("thinking is off")
+        t.expect("> ")
         t.type("\x04")
         assert t.wait() == OK
 
