@@ -57,7 +57,9 @@ size_t quantise_groups(const uint8_t *values, size_t n, int32_t bits, uint8_t *c
         if (!float_is_finite(bf16_to_f32(scales[g]))) return g * QUANTISE_GROUP;
         for (int i = 0; i < QUANTISE_GROUP; i++) {
             float x = (bf16_to_f32(w[i]) - bias) / scale;
-            x = x < 0 ? 0 : x > top ? top : x;
+            /* In this order a NaN (0 / 0 in a constant group beyond 1e31) becomes top, as there. */
+            x = x < top ? x : top;
+            x = x > 0 ? x : 0;
             /* Half away from zero without a call: the fraction is exact. */
             int32_t whole = (int32_t)x;
             q[i] = (uint8_t)(whole + (x - (float)whole >= 0.5f));
