@@ -2,6 +2,7 @@
  * between control tokens as one token; all must give the same, expected events. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
