@@ -357,11 +357,11 @@ static void standin_equals_hugging_face(void **state) {
     const char *path = "tests/golden/mini.safetensors";
     struct golden g;
     struct file_map shard;
-    if (!file_exists("models/mini/model.safetensors") || !file_exists(path)) {
-        print_message("models/mini or %s is absent\n", path);
+    if (!file_exists("models/mini/model.safetensors")) {
+        print_message("models/mini/model.safetensors is absent\n");
         skip();
     }
-    golden_open(&g, path);
+    golden_open(&g, path); /* absent: tests/golden/README.md has the command that makes it */
     assert_int_equal(file_map_open("models/mini/model.safetensors", &shard, &err), LILY_OK);
     uint64_t sum = 0;
     for (size_t i = 0; i < shard.size; i++) sum += (i + 1) * (uint64_t)shard.data[i];
