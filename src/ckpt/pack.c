@@ -31,6 +31,15 @@ int pack_check_space(const char *out, uint64_t bytes, lily_err *err) {
                out, (double)free_bytes * 1e-9, (double)bytes * 1e-9);
 }
 
+int pack_write_failed(const char *out, uint64_t bytes, int rc, lily_err *err) {
+    if (rc != LILY_ENOSPC) return rc;
+    return ERR(
+        err, rc,
+        "%s: found the disk (or a limit on file sizes) full while writing, expected room for "
+        "%.2f GB; free space or choose another disk; nothing was kept",
+        out, (double)bytes * 1e-9);
+}
+
 struct packing {
     struct packed_plan *plan;
     const struct pack_source *source;
@@ -158,9 +167,10 @@ int pack_write(struct packed_plan *plan, const struct pack_source *source, const
     if (rc == 0) rc = write_header(&p, err);
     if (rc != 0) {
         file_writer_abort(p.writer);
-        return rc;
+    } else {
+        rc = file_writer_commit(p.writer, err);
     }
-    return file_writer_commit(p.writer, err);
+    return pack_write_failed(out, plan->file_bytes, rc, err);
 }
 
 /* ---- lily pack ------------------------------------------------------------------------------- */

@@ -25,4 +25,7 @@ int pack_write(struct packed_plan *plan, const struct pack_source *source, const
 /* LILY_ENOSPC when the file system that out will lie on has fewer bytes free. */
 int pack_check_space(const char *out, uint64_t bytes, lily_err *err);
 
+/* Words a write that failed with rc: what was needed and what to do, when the disk was full. */
+int pack_write_failed(const char *out, uint64_t bytes, int rc, lily_err *err);
+
 #endif

@@ -345,7 +345,10 @@ static int synth_folder(const struct ckpt_synth_options *o, const struct shape *
     if (rc == 0) rc = plan_parts(&w, err);
     if (rc == 0) rc = plan_pieces(&w, err);
     if (rc == 0) rc = pack_check_space(out, w.work.total, err);
-    if (rc == 0) rc = write_folder(&w, texts, out, err);
+    if (rc == 0) {
+        rc = write_folder(&w, texts, out, err);
+        rc = pack_write_failed(out, w.work.total, rc, err);
+    }
     synth_free(&w.synth);
     free(w.parts);
     free(w.pieces);
