@@ -1,6 +1,6 @@
-"""Triton kernels for the serial part of the chunked delta rule (see model.Scan).
+"""Triton kernels for the serial parts of the chunked delta rule (see model.Scan, model.Inverse).
 
-One program holds BV columns of one head's state and walks all chunks; columns are independent.
+In the scan one program holds BV columns of one head's state and walks all chunks; columns are independent.
 """
 
 import torch
@@ -43,7 +43,28 @@ if triton:
             d = tl.load(dstates + at * DK * DV + key[:, None] * DV + col[None, :]) + d * tl.load(e + at) - tl.dot(wt, v)
 
 
+    @triton.jit
+    def _inverse(a, out, C: tl.constexpr):
+        at = tl.program_id(0).to(tl.int64) * C * C
+        row, col = tl.arange(0, C), tl.arange(0, C)
+        t = tl.where(row[:, None] == col[None, :], 1.0, 0.0)
+        for i in range(1, C):  # row i of the inverse from the rows above it
+            ai = tl.load(a + at + i * C + row)
+            ai = tl.where(row < i, ai, 0.0)
+            new = tl.where(col == i, 1.0, 0.0) - tl.sum(ai[:, None] * t, 0)
+            t = tl.where(row[:, None] == i, new[None, :], t)
+        tl.store(out + at + row[:, None] * C + col[None, :], t)
+
+
 BV = 32
+
+
+def inverse(a):
+    """(I + A)^-1 of strictly lower triangular matrices A [..., C, C], by forward substitution."""
+    a = a.contiguous()
+    out = torch.empty_like(a)
+    _inverse[(a.numel() // (a.shape[-1] * a.shape[-1]),)](a, out, a.shape[-1])
+    return out
 
 
 def scan(u, w, k, e):
@@ -51,7 +72,7 @@ def scan(u, w, k, e):
     n, b, c, dk = k.shape
     u, w, k, e = u.contiguous(), w.contiguous(), k.contiguous(), e.contiguous()
     vn, states = torch.empty_like(u), torch.empty(n, b, dk, u.shape[-1], device=u.device)
-    _forward[(b, u.shape[-1] // BV)](u, w, k, e, vn, states, b, n, c, dk, u.shape[-1], BV)
+    _forward[(b, u.shape[-1] // BV)](u, w, k, e, vn, states, b, n, c, dk, u.shape[-1], BV, num_stages=1)
     return vn, states
 
 
@@ -60,5 +81,5 @@ def scan_back(dvn, dstates, w, k, e):
     n, b, c, dk = k.shape
     w, k, e = w.contiguous(), k.contiguous(), e.contiguous()
     out, ahead = torch.empty_like(dvn), torch.empty_like(dstates)
-    _backward[(b, dvn.shape[-1] // BV)](dvn, dstates, w, k, e, out, ahead, b, n, c, dk, dvn.shape[-1], BV)
+    _backward[(b, dvn.shape[-1] // BV)](dvn, dstates, w, k, e, out, ahead, b, n, c, dk, dvn.shape[-1], BV, num_stages=1)
     return out, ahead

@@ -192,18 +192,17 @@ def moe(h, w, s, dt):
 
 
 class Inverse(torch.autograd.Function):
-    """(I + A)^-1 for strictly lower triangular A [..., C, C], by doubling:
-    (I + A)^-1 = (I - A)(I + A^2)(I + A^4)... which ends because A^C = 0."""
+    """(I + A)^-1 for strictly lower triangular A [..., C, C], by forward substitution. (The product
+    of powers (I - A)(I + A^2)(I + A^4)... is shorter, but when many keys of a chunk are alike its
+    terms grow like binomials and float32 loses everything.)"""
 
     @staticmethod
     def forward(ctx, a):
-        n = a.shape[-1]
-        eye = torch.eye(n, device=a.device, dtype=a.dtype)
-        out, power, reach = eye - a, a, 1
-        while reach * 2 < n:
-            power = power @ power
-            out = out + out @ power
-            reach *= 2
+        if a.is_cuda and Scan.kernel:
+            out = fused.inverse(a)
+        else:
+            eye = torch.eye(a.shape[-1], device=a.device, dtype=a.dtype).expand_as(a)
+            out = torch.linalg.solve_triangular(eye + a, eye, upper=False, unitriangular=True)
         ctx.save_for_backward(out)
         return out
 
@@ -262,7 +261,8 @@ def chunks(x):
 
 
 def delta_before(h, pos, w, s, dt):
-    """Projections, convolution and everything inside the chunks of a delta-rule layer."""
+    """Projections, convolution and everything inside the chunks of a delta-rule layer, but for the
+    triangular systems."""
     x = rms(h) * (1 + w["input_layernorm"])
     xb = x.to(dt)
     u = xb @ w["in_proj_qkv"].T
@@ -289,13 +289,11 @@ def delta_before(h, pos, w, s, dt):
     decay = torch.exp(torch.where(low, diff, -torch.inf))
     kb = beta * k
     a = torch.tril(kb @ k.mT * decay, -1)
-    t = Inverse.apply(a)
     grow = torch.exp(cum).unsqueeze(-1)
-    u_ = t @ (beta * v)
-    w_ = t @ (kb * grow)
     p = q @ k.mT * decay
     last = cum[..., -1:]
-    return u_, w_, k * torch.exp(last - cum).unsqueeze(-1), torch.exp(last).unsqueeze(-1), q * grow, p, z
+    e = torch.exp(last).unsqueeze(-1)
+    return a, beta * v, kb * grow, k * torch.exp(last - cum).unsqueeze(-1), e, q * grow, p, z
 
 
 def delta_after(h, qd, p, vn, states, z, w, s, dt):
@@ -401,8 +399,9 @@ class Mini(torch.nn.Module):
                 o = self.attend(q, k, v, pos, cuts, self.s)
                 h, b = self.f["attention_after"](h, o, gate, lw, self.s, self.dt)
             else:
-                u, w_, k, e, qd, p, z = self.f["delta_before"](h, pos, lw, self.s, self.dt)
-                vn, st = Scan.apply(u, w_, k, e)
+                a, bv, bk, k, e, qd, p, z = self.f["delta_before"](h, pos, lw, self.s, self.dt)
+                t = Inverse.apply(a)
+                vn, st = Scan.apply(t @ bv, t @ bk, k, e)
                 h, b = self.f["delta_after"](h, qd, p, vn, st, z, lw, self.s, self.dt)
             if states is not None:
                 states.append(h)

@@ -19,6 +19,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 import dataset
 import model
@@ -69,10 +70,12 @@ def main():
     ap.add_argument("--state", required=True, help="folder for the checkpoint to resume from")
     ap.add_argument("--total", type=float, required=True, help="seconds of training in all")
     ap.add_argument("--stop", type=float, default=1e9, help="end this command after so many seconds since its start")
-    ap.add_argument("--rows", type=int, default=16)
+    ap.add_argument("--rows", type=int, default=8)
     ap.add_argument("--length", type=int, default=4096)
     ap.add_argument("--bounds", type=int, default=1024)
     ap.add_argument("--workers", type=int, default=12, help="generator processes of each rank")
+    ap.add_argument("--parts", help="folder of bf16 weights (export.py --parts) to start from when there is no state")
+    ap.add_argument("--trained", type=float, default=0.0, help="seconds trained before, with --parts")
     ap.add_argument("--seed", type=int, default=1, help="of the documents: give a new one to every command of a run")
     ap.add_argument("--mixture", default="", help="changed shares of the documents, as edit=60,tool=20")
     ap.add_argument("--muon-rate", type=float, default=0.02)
@@ -100,6 +103,7 @@ def main():
     adam = torch.optim.AdamW(
         [{"params": tables, "share": 1.0, "weight_decay": 0.01}, {"params": rest, "share": 1.0, "weight_decay": 0.0}], lr=args.adam_rate, betas=(0.9, 0.97), eps=1e-10, fused=gpu
     )
+    say = (lambda *x: print(*x, flush=True)) if rank == 0 else (lambda *x: None)
     everything = list(net.parameters())
     step, trained, tokens = 0, 0.0, 0
     path = pathlib.Path(args.state) / "state.pt"
@@ -109,12 +113,18 @@ def main():
         adam.load_state_dict(s["adam"])
         muon.load({tuple(k): v for k, v in s["muon"]})
         step, trained, tokens = s["step"], s["trained"], s["tokens"]
-    say = (lambda *x: print(*x, flush=True)) if rank == 0 else (lambda *x: None)
+    elif args.parts:  # weights only, after a loss of the state: the schedule goes on from --trained
+        found = {}
+        for f in sorted(pathlib.Path(args.parts).glob("part*.safetensors")):
+            found.update(load_file(str(f)))
+        with torch.no_grad():
+            for n, p in net.named().items():
+                p.copy_(found[n])
+        trained = args.trained
     say(f"start at step {step}, {trained:.0f} s trained, {tokens / 1e6:.1f} M tokens, {ranks} ranks on {device.type}")
     clock = None  # training time starts once the first steps of this command have compiled
     control = torch.zeros(2, device=device)
-    progress, first, shown, own_sum, own_n, starved = trained / args.total, step, time.time(), 0.0, 0, 0
-    progress_was_quantised = progress >= QUANTISE_FROM
+    progress, first, shown, starved = trained / args.total, step, time.time(), 0
     while True:
         if (step - first) % 8 == 0:  # rank 0 decides on progress and end for all
             now = time.time()
@@ -161,6 +171,11 @@ def main():
             rate = ids.numel() * ranks * min(50, step - first) / dt
             say(f"step {step} progress {progress:.3f} lr {lr:.3f} {'4-bit ' if quantised else ''}loss {loss.item():.4f} answers {value:.4f} text {text_loss:.3f} "
                 f"balance {balance.item():.3f} tokens {tokens / 1e6:.1f} M {rate / 1e3:.0f} K/s starved {starved}")
+            if not loss.isfinite():
+                say("the loss is not finite: stopped without saving")
+                for j in jobs:
+                    j.kill()
+                os._exit(3)
     if gpu:
         torch.cuda.synchronize()
     trained += time.time() - clock if clock else 0
