@@ -1,20 +1,36 @@
 #!/bin/sh
-# Runs each unit test program in its own process with a time limit; one line per program, all of the
-# output of those that fail, and the totals at the end.
+# Runs each unit test program in its own process with a time limit, as many at a time as there are
+# cores; one line per program, all of the output of those that fail, and the totals at the end.
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+export logs
+cores=$(nproc 2>/dev/null || sysctl -n hw.ncpu)
+printf '%s\n' "$@" | xargs -P "$cores" -I{} sh -c '
+    log=$logs/$(basename {})
+    if command -v timeout >/dev/null; then timeout 900 {}; else {}; fi >"$log" 2>&1
+    echo $? >"$log.status"'
+
+# The number in cmocka's closing line of that kind, summed over the program's groups.
+total() {
+    sed -n "s/^\[  $1 *\] \([0-9][0-9]*\) test(s).*/\1/p" "$log" | awk '{n += $1} END {print n + 0}'
+}
 passed=0
 failed=0
 skipped=0
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
 for program in "$@"; do
-    name=$(basename "$program")
-    if timeout 600 "$program" >"$log" 2>&1; then status=ok; else status="FAILED ($?)"; fi
+    log=$logs/$(basename "$program")
+    status=$(cat "$log.status")
     p=$(grep -c '^\[       OK \]' "$log")
-    s=$(grep -c '^\[  SKIPPED \] [^0-9]' "$log")
-    f=$(grep -c '^\[  FAILED  \] [^0-9]' "$log")
-    [ "$status" = ok ] || [ "$f" -gt 0 ] || f=1 # died outside a test
-    echo "$name: $p passed, $s skipped: $status"
-    [ "$status" = ok ] || cat "$log"
+    s=$(total SKIPPED)
+    f=$(total FAILED)
+    [ "$status" -eq 0 ] || [ "$f" -gt 0 ] || f=1 # died outside a test
+    if [ "$status" -eq 0 ]; then
+        echo "$(basename "$program"): $p passed, $s skipped"
+        sed -n 's/^\[  SKIPPED \] \([^0-9].*\)/  skipped: \1/p' "$log" | sort -u
+    else
+        echo "$(basename "$program"): FAILED, exit status $status"
+        cat "$log"
+    fi
     passed=$((passed + p)) skipped=$((skipped + s)) failed=$((failed + f))
 done
 echo "$passed passed, $failed failed, $skipped skipped"
