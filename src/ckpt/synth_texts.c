@@ -28,17 +28,18 @@ static const struct {
     {"<tts_text_eod>", true},     {"<tts_text_bos_single>", true},
     {"<|audio_pad|>", true},
 };
-enum {
-    ADDED = sizeof added / sizeof *added,
-    ENDOFTEXT = 0,
-    IM_END = 2,
-    /* The published model's control tokens begin that many rows before the end of its vocabulary;
-     * every shape here does the same. */
-    ADDED_ROWS = 276
-};
+enum { ADDED = sizeof added / sizeof *added, ENDOFTEXT = 0, IM_END = 2 };
 
+/* The id of the first one, as the published model and the trained stand-in have it. */
 static int first_added(const struct shape *s) {
-    return s->vocab - ADDED_ROWS;
+    static const struct {
+        const struct shape *shape;
+        int id;
+    } first[] = {{&shape_qwen36_35b_a3b, 248044}, {&shape_mini, 4040}};
+    for (size_t i = 0; i < sizeof first / sizeof *first; i++) {
+        if (first[i].shape == s) return first[i].id;
+    }
+    return s->vocab - ADDED; /* a shape added later: at the end */
 }
 
 /* UTF-8 spelling of a byte in GPT-2's alphabet: printable Latin-1 characters stand for themselves,
