@@ -14,7 +14,7 @@
 #include "base/buf.h"
 #include "lily.h"
 
-enum { PROMPT = 150, OUTPUT = 70 }; /* both cross the grid of 64 */
+enum { PROMPT = 130, SHORT = 70, SHARED = 66, OUTPUT = 12 }; /* the grid is 64 */
 
 static char folder[] = "/tmp/lily-engine-XXXXXX";
 static char model[sizeof folder + 16];
@@ -71,11 +71,11 @@ static int append_text(void *arg, const lily_event *event) {
     return 0;
 }
 
-/* Prompt number which: the first 100 tokens are the same in all. */
+/* Prompt number which: the first SHARED tokens are the same in all. */
 static void fill(int32_t *ids, int which) {
     uint32_t x = 1;
     for (int i = 0; i < PROMPT; i++) {
-        if (i == 100) x += 77u * (uint32_t)which;
+        if (i == SHARED) x += 77u * (uint32_t)which;
         x = x * 1664525u + 1013904223u;
         ids[i] = (int32_t)(x >> 24); /* a byte's token */
     }
@@ -103,50 +103,63 @@ static void generate(lily_session *s, const int32_t *ids, size_t n, float temper
     *cached = result.cached_tokens;
 }
 
-/* Text after ids[n] on s, which must be that of a fresh session. */
-static int32_t expect_cold(lily_engine *e, lily_session *s, const int32_t *ids, size_t n,
-                           float temperature) {
-    struct buf warm = {0}, cold = {0};
-    int32_t cached, none;
-    generate(s, ids, n, temperature, &warm, &cached);
+/* The text after ids[n] on a fresh session. */
+static struct buf cold_text(lily_engine *e, const int32_t *ids, size_t n, float temperature) {
+    struct buf out = {0};
+    int32_t cached;
     lily_session *fresh = open_session(e);
-    generate(fresh, ids, n, temperature, &cold, &none);
+    generate(fresh, ids, n, temperature, &out, &cached);
+    assert_int_equal(cached, 0);
+    assert_true(out.len > 2);
     lily_session_free(fresh);
-    assert_int_equal(none, 0);
-    assert_true(cold.len > OUTPUT / 4);
-    assert_int_equal(warm.len, cold.len);
-    assert_memory_equal(warm.data, cold.data, cold.len);
+    return out;
+}
+
+/* On s the text must be the same; returns how many tokens of the prompt were not read again. */
+static int32_t expect_text(lily_session *s, const int32_t *ids, size_t n, float temperature,
+                           const struct buf *cold) {
+    struct buf warm = {0};
+    int32_t cached;
+    generate(s, ids, n, temperature, &warm, &cached);
+    assert_int_equal(warm.len, cold->len);
+    assert_memory_equal(warm.data, cold->data, cold->len);
     buf_free(&warm);
-    buf_free(&cold);
     return cached;
 }
 
-/* A, then B that shares a beginning with it, then A again, and again. */
+/* A, then B that shares a beginning with it, then A again, greedy and seeded. */
 static void cold_and_warm(const char *backend) {
     lily_engine *e = open_engine(backend, 0);
     lily_session *s = open_session(e);
     int32_t a[PROMPT], b[PROMPT];
     fill(a, 0);
     fill(b, 1);
-    assert_int_equal(expect_cold(e, s, a, PROMPT, 0), 0);
-    assert_int_equal(expect_cold(e, s, b, PROMPT, 0), 0); /* nothing kept before token 100 */
-    assert_int_equal(expect_cold(e, s, a, PROMPT, 0), 0);
-    assert_int_equal(expect_cold(e, s, a, PROMPT, 1), 128); /* a seeded answer instead */
-    assert_int_equal(expect_cold(e, s, a, 110, 0), 0);
-    assert_int_equal(expect_cold(e, s, b, 110, 0), 64); /* kept for a of 110 tokens */
+    struct buf cold_a = cold_text(e, a, SHORT, 0), cold_b = cold_text(e, b, SHORT, 0);
+    struct buf seeded_a = cold_text(e, a, SHORT, 1);
+    assert_true(cold_a.len != cold_b.len || memcmp(cold_a.data, cold_b.data, cold_a.len) != 0);
+    assert_int_equal(expect_text(s, a, SHORT, 0, &cold_a), 0);
+    assert_int_equal(expect_text(s, b, SHORT, 0, &cold_b), 64);
+    assert_int_equal(expect_text(s, a, SHORT, 0, &cold_a), 64);
+    assert_int_equal(expect_text(s, a, SHORT, 1, &seeded_a), 64);
+    lily_session_reset(s);
+    assert_int_equal(expect_text(s, a, SHORT, 1, &seeded_a), 0);
+    buf_free(&cold_a);
+    buf_free(&cold_b);
+    buf_free(&seeded_a);
     lily_session_free(s);
     lily_engine_close(e);
 }
 
 /* The second turn of a chat: the first answer is read as it was generated. */
 static void next_turn(const char *backend) {
+    enum { FIRST = 50, ANSWER = 22, NEXT = 90 };
     lily_engine *e = open_engine(backend, 0);
     lily_session *s = open_session(e);
     lily_err err = {0};
-    int32_t ids[PROMPT + 100];
+    int32_t ids[PROMPT];
     fill(ids, 2);
-    if (lily_session_sync(s, ids, PROMPT, &err)) fail_msg("%s", err.msg);
-    for (int i = PROMPT; i < PROMPT + 80; i++) { /* greedy, by hand, to know the tokens */
+    if (lily_session_sync(s, ids, FIRST, &err)) fail_msg("%s", err.msg);
+    for (int i = FIRST; i < FIRST + ANSWER; i++) { /* greedy, by hand, to know the tokens */
         const float *logits = lily_session_logits(s);
         ids[i] = 0;
         for (int32_t v = 1; v < 256; v++) {
@@ -154,11 +167,14 @@ static void next_turn(const char *backend) {
         }
         if (lily_session_step(s, ids[i], &err)) fail_msg("%s", err.msg);
     }
-    for (int i = PROMPT + 80; i < PROMPT + 100; i++) ids[i] = i % 256;
-    assert_int_equal(expect_cold(e, s, ids, PROMPT + 100, 0), PROMPT + 80);
-    /* the answer edited near its end: from the last grid point generated */
-    ids[PROMPT + 70] ^= 1;
-    assert_int_equal(expect_cold(e, s, ids, PROMPT + 100, 0), 192);
+    struct buf cold = cold_text(e, ids, NEXT, 0);
+    assert_int_equal(expect_text(s, ids, NEXT, 0, &cold), FIRST + ANSWER);
+    buf_free(&cold);
+    ids[FIRST + ANSWER - 3] ^=
+        1; /* the answer edited near its end: from the grid point within it */
+    cold = cold_text(e, ids, NEXT, 0);
+    assert_int_equal(expect_text(s, ids, NEXT, 0, &cold), 64);
+    buf_free(&cold);
     lily_session_free(s);
     lily_engine_close(e);
 }
@@ -230,7 +246,7 @@ static void test_cpu_threads(void **state) {
     for (int32_t threads = 1; threads <= 2; threads++) {
         lily_engine *e = open_engine("cpu", threads);
         lily_session *s = open_session(e);
-        generate(s, ids, PROMPT, 0, threads == 1 ? &one : &two, &cached);
+        generate(s, ids, SHORT, 0, threads == 1 ? &one : &two, &cached);
         lily_session_free(s);
         lily_engine_close(e);
     }

@@ -93,7 +93,7 @@ static double chi_square_limit(int df) {
 static void check_distribution(const float *logits, int32_t n, const lily_sampling *q,
                                const int32_t *prompt, int32_t n_prompt, const int32_t *output,
                                int32_t n_output) {
-    enum { DRAWS = 40000 };
+    enum { DRAWS = 20000 };
     struct sampler *s = make(n);
     double *p = malloc((size_t)n * sizeof *p);
     int *count = calloc((size_t)n, sizeof *count);
