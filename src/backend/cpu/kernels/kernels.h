@@ -25,7 +25,7 @@ enum {
     GROUP_BYTES = 128, /* a group of a quantised input row: high bytes, then low bytes */
     QUANT_MAX = 32639, /* 127 * 256 + 127: both bytes stay within [-127, 127] */
     ROW_BLOCK = 16,    /* output rows an integer kernel makes at once; parts are multiples of it */
-    TOKEN_BLOCK = 128, /* input rows matmul4 takes through one pass over the weights */
+    TOKEN_BLOCK = 64, /* input rows matmul4 takes through one pass over the weights */
     HEAD = 256,        /* width of an attention head */
     KV_GROUP = 8,      /* query heads that share a key/value head */
     KEY_BLOCK = 16,    /* positions whose keys are stored transposed: [HEAD][KEY_BLOCK] */

@@ -71,6 +71,12 @@ static void quantise(const float *x, int32_t cols, const struct qrows *out, size
     }
 }
 
+/* Asks for n lines of memory that will be read soon; any address is fine. Always inlined: gcc takes
+ * a function that only prefetches for one without effects and drops the call. */
+static inline __attribute__((always_inline)) void prefetch_lines(const void *p, int n) {
+    for (int i = 0; i < n; i++) _mm_prefetch((const char *)p + i * 64, _MM_HINT_T0);
+}
+
 /* Scales or biases of 16 rows as float, group by group: out[g * 16 + i] = row i. Two groups share
  * a dword, so one gather of 16 rows serves both; the last of an odd number is read alone. */
 static inline void transpose_bf16(const uint16_t *rows, int32_t groups, float *out) {
@@ -101,6 +107,8 @@ static inline void load_scales(const struct mat *m, int32_t r, struct row_scales
     size_t at = (size_t)r * (size_t)groups;
     transpose_bf16(m->scales + at, groups, s->scale);
     transpose_bf16(m->biases + at, groups, s->bias);
+    prefetch_lines(m->scales + at + ROW_BLOCK * groups, groups / 2);
+    prefetch_lines(m->biases + at + ROW_BLOCK * groups, groups / 2);
 }
 
 /* y + (dot * (ws * xs) + wb * xt), each operation rounded once. */
@@ -197,23 +205,39 @@ static inline __m512i spread(const int8_t *x) {
     return _mm512_set1_epi32(four);
 }
 
-/* Dots of 16 rows with one input row over a group: complete sums, no reduction across lanes. */
+/* Dots of 16 rows with one input row over a group: complete sums, no reduction across lanes. Eight
+ * independent sums cover the instruction's latency. */
 static inline __m512i group_dots(const __m512i even[8], const __m512i odd[8], const int8_t *x) {
-    __m512i s0 = _mm512_setzero_si512(), s1 = s0, s2 = s0, s3 = s0;
-    for (int part = 0; part < GROUP_BYTES; part += GROUP) { /* high bytes, then low ones */
-        for (int k = 0; k < 8; k += 2) {
-            s0 = _mm512_dpbusd_epi32(s0, even[k], spread(x + part + 4 * k));
-            s1 = _mm512_dpbusd_epi32(s1, even[k + 1], spread(x + part + 4 * k + 4));
-            s2 = _mm512_dpbusd_epi32(s2, odd[k], spread(x + part + 32 + 4 * k));
-            s3 = _mm512_dpbusd_epi32(s3, odd[k + 1], spread(x + part + 36 + 4 * k));
-        }
-        if (part > 0) break;
-        s0 = _mm512_slli_epi32(s0, 8);
-        s1 = _mm512_slli_epi32(s1, 8);
-        s2 = _mm512_slli_epi32(s2, 8);
-        s3 = _mm512_slli_epi32(s3, 8);
+    __m512i high[4], low[4];
+    for (int i = 0; i < 4; i++) high[i] = low[i] = _mm512_setzero_si512();
+    for (int k = 0; k < 8; k++) {
+        int i = k & 1;
+        high[i] = _mm512_dpbusd_epi32(high[i], even[k], spread(x + 4 * k));
+        high[i + 2] = _mm512_dpbusd_epi32(high[i + 2], odd[k], spread(x + 32 + 4 * k));
+        low[i] = _mm512_dpbusd_epi32(low[i], even[k], spread(x + 64 + 4 * k));
+        low[i + 2] = _mm512_dpbusd_epi32(low[i + 2], odd[k], spread(x + 96 + 4 * k));
     }
-    return _mm512_add_epi32(_mm512_add_epi32(s0, s1), _mm512_add_epi32(s2, s3));
+    __m512i h =
+        _mm512_add_epi32(_mm512_add_epi32(high[0], high[1]), _mm512_add_epi32(high[2], high[3]));
+    __m512i l =
+        _mm512_add_epi32(_mm512_add_epi32(low[0], low[1]), _mm512_add_epi32(low[2], low[3]));
+    return _mm512_add_epi32(_mm512_slli_epi32(h, 8), l);
+}
+
+/* What matvec4 will read AHEAD pairs of groups from pair g of the block of 16 rows: later columns
+ * of the same rows, then the first columns of the next block. Narrow matrices take the next block
+ * in the order of memory instead. */
+static inline __attribute__((always_inline)) void prefetch_block(const uint8_t *block, int32_t g,
+                                                                 int32_t groups, size_t stride) {
+    enum { AHEAD = 8 };
+    if (groups <= 2 * AHEAD) {
+        prefetch_lines(block + ROW_BLOCK * stride + g * (GROUP / 2) * ROW_BLOCK, ROW_BLOCK);
+        return;
+    }
+    int32_t next = g + 2 * AHEAD;
+    const uint8_t *at = next < groups ? block + next * (GROUP / 2)
+                                      : block + ROW_BLOCK * stride + (next - groups) * (GROUP / 2);
+    for (size_t i = 0; i < ROW_BLOCK; i++) prefetch_lines(at + i * stride, 1);
 }
 
 static void matvec4(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x,
@@ -229,6 +253,7 @@ static void matvec4(const struct mat *m, int32_t r0, int32_t r1, const struct qr
         for (; g + 1 < groups; g += 2, codes += GROUP) {
             struct input_pair in =
                 load_pair(x->q + (size_t)g * step, x->q + (size_t)(g + 1) * step);
+            prefetch_block(codes - g * (GROUP / 2), g, groups, stride);
             __m512i r03 = four_rows(codes, stride, &in);
             __m512i r47 = four_rows(codes + 4 * stride, stride, &in);
             __m512i r8b = four_rows(codes + 8 * stride, stride, &in);
@@ -251,41 +276,119 @@ static void matvec4(const struct mat *m, int32_t r0, int32_t r1, const struct qr
     }
 }
 
-/* 16 rows of m times up to TOKEN_BLOCK rows of x; at[t] is the row of x. Sums live in y[t][16]. */
-static void block_product(const struct mat *m, int32_t r, const struct qrows *x, const size_t *at,
-                          int32_t n, float *y) {
+/* ---- matrix times matrix --------------------------------------------------------------------- */
+
+/* A block of 32 rows: one group's codes unpacked, rows in lanes, and sums for TOKEN_BLOCK inputs.
+ */
+enum { BLOCKS = 2, TOKEN_TILE = 4 };
+struct panel {
+    _Alignas(64) uint8_t codes[BLOCKS][16][64]; /* [.][k]: elements 8k, .. of 16 rows; kernels.h */
+    _Alignas(64) float y[TOKEN_BLOCK][BLOCKS * 16];
+    struct row_scales scales[BLOCKS];
+};
+
+/* One group: blocks x 16 rows times n inputs, x[t] -> y[t]. Each loaded vector of codes meets 2 n
+ * input bytes, each of those every block: 10 loads for 16 products at full size, so that the
+ * multipliers and not the load ports set the pace. blocks and n are constants at every call. */
+static inline __attribute__((always_inline)) void tile(struct panel *p, int blocks, int n,
+                                                       int32_t g, const int8_t *xq, const float *xs,
+                                                       const size_t *at, float (*y)[BLOCKS * 16]) {
+    __m512i high[BLOCKS][TOKEN_TILE], low[BLOCKS][TOKEN_TILE];
+    const int8_t *x[TOKEN_TILE];
+    for (int t = 0; t < n; t++) {
+        x[t] = xq + at[t] * GROUP_BYTES;
+        for (int b = 0; b < blocks; b++) high[b][t] = low[b][t] = _mm512_setzero_si512();
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < 16; k++) {
+        __m512i w[BLOCKS];
+        for (int b = 0; b < blocks; b++) w[b] = _mm512_load_si512(p->codes[b][k]);
+        for (int t = 0; t < n; t++) {
+            __m512i h = spread(x[t] + 4 * k), l = spread(x[t] + GROUP + 4 * k);
+            for (int b = 0; b < blocks; b++) {
+                high[b][t] = _mm512_dpbusd_epi32(high[b][t], w[b], h);
+                low[b][t] = _mm512_dpbusd_epi32(low[b][t], w[b], l);
+            }
+        }
+    }
+    for (int b = 0; b < blocks; b++) {
+        const float *ws = p->scales[b].scale + g * 16, *wb = p->scales[b].bias + g * 16;
+        for (int t = 0; t < n; t++) {
+            __m512i dots = _mm512_add_epi32(_mm512_slli_epi32(high[b][t], 8), low[b][t]);
+            __m512 sum = add_group(_mm512_load_ps(y[t] + b * 16), dots, ws, wb, xs + at[t] * 2);
+            _mm512_store_ps(y[t] + b * 16, sum);
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void tiles(struct panel *p, int blocks, int32_t n,
+                                                        int32_t g, const int8_t *xq,
+                                                        const float *xs, const size_t *at) {
+    int32_t t = 0;
+    for (; t + TOKEN_TILE <= n; t += TOKEN_TILE) {
+        tile(p, blocks, TOKEN_TILE, g, xq, xs, at + t, p->y + t);
+    }
+    switch (n - t) {
+    case 3:
+        tile(p, blocks, 3, g, xq, xs, at + t, p->y + t);
+        break;
+    case 2:
+        tile(p, blocks, 2, g, xq, xs, at + t, p->y + t);
+        break;
+    case 1:
+        tile(p, blocks, 1, g, xq, xs, at + t, p->y + t);
+        break;
+    default:
+        break;
+    }
+}
+
+/* blocks x 16 rows of m from r times n rows of x; at[t] is the row of x. Sums end in p->y. */
+static inline __attribute__((always_inline)) void panel_product(struct panel *p, int blocks,
+                                                                const struct mat *m, int32_t r,
+                                                                const struct qrows *x,
+                                                                const size_t *at, int32_t n) {
     int32_t groups = m->cols / GROUP;
     size_t stride = mat_row_bytes(m);
     const uint8_t *codes = m->data + (size_t)r * stride;
-    struct row_scales scales;
-    load_scales(m, r, &scales);
-    for (int32_t t = 0; t < n; t++) _mm512_store_ps(y + t * 16, _mm512_setzero_ps());
+    const uint8_t *ahead =
+        codes + (size_t)blocks * ROW_BLOCK * stride; /* the next rows, in order */
+    for (int b = 0; b < blocks; b++) load_scales(m, r + b * ROW_BLOCK, &p->scales[b]);
+    for (int32_t t = 0; t < n; t++) {
+        for (int b = 0; b < blocks; b++) _mm512_store_ps(p->y[t] + b * 16, _mm512_setzero_ps());
+    }
     for (int32_t g = 0; g < groups; g++, codes += GROUP / 2) {
-        __m512i even[8], odd[8];
-        unpack_group(codes, stride, even, odd);
-        const int8_t *xq = x->q + (size_t)g * x->rows * GROUP_BYTES;
-        const float *xs = x->s + (size_t)g * x->rows * 2;
-        for (int32_t t = 0; t < n; t++) {
-            __m512i dots = group_dots(even, odd, xq + at[t] * GROUP_BYTES);
-            __m512 sum = add_group(_mm512_load_ps(y + t * 16), dots, scales.scale + g * 16,
-                                   scales.bias + g * 16, xs + at[t] * 2);
-            _mm512_store_ps(y + t * 16, sum);
+        for (int b = 0; b < blocks; b++) {
+            __m512i even[8], odd[8];
+            unpack_group(codes + (size_t)b * ROW_BLOCK * stride, stride, even, odd);
+            for (int k = 0; k < 8; k++) {
+                _mm512_store_si512(p->codes[b][k], even[k]);
+                _mm512_store_si512(p->codes[b][k + 8], odd[k]);
+            }
         }
+        prefetch_lines(ahead, blocks * ROW_BLOCK / 2);
+        ahead += blocks * ROW_BLOCK * (GROUP / 2);
+        tiles(p, blocks, n, g, x->q + (size_t)g * x->rows * GROUP_BYTES,
+              x->s + (size_t)g * x->rows * 2, at);
     }
 }
 
 static void matmul4(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x,
                     const int32_t *index, int32_t n, float *out, size_t ldo) {
-    _Alignas(64) float y[TOKEN_BLOCK * 16];
+    struct panel p;
     size_t at[TOKEN_BLOCK];
     for (int32_t t0 = 0; t0 < n; t0 += TOKEN_BLOCK) {
-        int32_t block = n - t0 < TOKEN_BLOCK ? n - t0 : TOKEN_BLOCK;
-        for (int32_t t = 0; t < block; t++) at[t] = (size_t)(index ? index[t0 + t] : t0 + t);
-        for (int32_t r = r0; r < r1; r += ROW_BLOCK) {
-            block_product(m, r, x, at, block, y);
+        int32_t count = n - t0 < TOKEN_BLOCK ? n - t0 : TOKEN_BLOCK;
+        for (int32_t t = 0; t < count; t++) at[t] = (size_t)(index ? index[t0 + t] : t0 + t);
+        for (int32_t r = r0; r < r1; r += BLOCKS * ROW_BLOCK) {
+            int32_t blocks = r1 - r >= BLOCKS * ROW_BLOCK ? BLOCKS : 1;
+            if (blocks == BLOCKS)
+                panel_product(&p, BLOCKS, m, r, x, at, count);
+            else
+                panel_product(&p, 1, m, r, x, at, count);
             float *o = out + (size_t)t0 * ldo + (size_t)(r - r0);
-            for (int32_t t = 0; t < block; t++, o += ldo) {
-                _mm512_storeu_ps(o, _mm512_load_ps(y + t * 16));
+            for (int32_t t = 0; t < count; t++, o += ldo) {
+                memcpy(o, p.y[t], (size_t)blocks * ROW_BLOCK * sizeof *o);
             }
         }
     }
