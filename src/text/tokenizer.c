@@ -113,6 +113,7 @@ static int encode_spans(struct encoder *e, const char *text, size_t n,
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n,
                      const struct text_span *control, size_t n_control, struct id_list *out,
                      lily_err *err) {
+    if (n == 0) text = ""; /* may have been NULL */
     size_t bad = utf8_invalid_at(text, n);
     if (bad < n) {
         return ERR(err, LILY_EINVAL,

@@ -44,18 +44,13 @@ PIECES = [
 ]
 
 
-def assigned(code_point, version_of):
-    """Whether the code point existed before the youngest Unicode version any library here has."""
-    return version_of.category(chr(code_point)) != "Cn"
-
-
 def text(seed, length):
     """About `length` characters. Only code points of Unicode 3.2, which Python ships as ucd_3_2_0:
     every library agrees about those; later ones are compared one by one in the tests."""
     rng = random.Random(seed)
     old = unicodedata.ucd_3_2_0
     points = {
-        name: [c for lo, hi in ranges for c in range(lo, hi + 1) if assigned(c, old)]
+        name: [c for lo, hi in ranges for c in range(lo, hi + 1) if old.category(chr(c)) != "Cn"]
         for name, ranges in SCRIPTS.items()
     }
     names = [n for n in points if points[n]]
