@@ -166,11 +166,12 @@ def test_health_and_other_errors_while_a_prompt_is_read(server, text_of):
 def test_hang_up_in_prefill(server, text_of, stream):
     raw = server.raw()
     raw.post(ask(text_of(20000, 4 + stream), stream=stream))
-    server.wait_for(lambda h: h["current"] and h["current"]["phase"] == "prefill"
-                    and h["current"]["prefill_done"] > 0, 60)
+    server.wait_for(lambda h: h["current"], 60)
+    chunk = server.wait_for(lambda h: h["current"]["prefill_done"] > 0, 60)
+    assert server.health()["current"]["phase"] == "prefill"
     raw.close()
-    # within one chunk; how long a chunk takes depends on the machine and its other users
-    assert server.wait_idle(30) < 3
+    # within one chunk, on a machine with other users
+    assert server.wait_idle(90) < 1 + 2 * chunk
     server.wait_log("499 .*hang-up in prefill")
 
 
