@@ -11,9 +11,12 @@
 #endif
 
 enum {
-    SPINS_IN_STEP = 20000, /* polls at a barrier before yielding the processor */
-    SPINS_IDLE = 40000,    /* polls of a worker between steps before it sleeps */
-    LINE = 128,            /* keeps the two hot words on lines of their own */
+    /* Polls before a thread sleeps, 10 to 20 ns each. At a barrier the others are a few
+     * microseconds away unless something else runs on their processor; between steps the host
+     * samples. */
+    SPINS_IN_STEP = 4000,
+    SPINS_IDLE = 20000,
+    LINE = 128, /* keeps the two hot words on lines of their own */
     MAX_THREADS = 1024
 };
 
@@ -46,60 +49,55 @@ static inline void relax(void) {
 #endif
 }
 
-void cpu_pool_barrier(struct cpu_pool *p) {
-    unsigned phase = atomic_load_explicit(&p->phase, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) == p->threads - 1) {
-        atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&p->phase, phase + 1, memory_order_release);
-        return;
-    }
-    int spins = 0;
-    while (atomic_load_explicit(&p->phase, memory_order_acquire) == phase) {
-        if (++spins < SPINS_IN_STEP)
-            relax();
-        else
-            sched_yield(); /* the others were pre-empted: let them run */
-    }
-}
-
-/* Waits until the step counter leaves seen: spinning first, then asleep. */
-static void await_step(struct cpu_pool *p, unsigned seen) {
-    for (int spins = 0; spins < SPINS_IDLE; spins++) {
-        if (atomic_load_explicit(&p->step, memory_order_acquire) != seen) return;
+/* Waits until *word leaves value: spinning first, then asleep. */
+static void await(struct cpu_pool *p, atomic_uint *word, unsigned value, int spins) {
+    for (int i = 0; i < spins; i++) {
+        if (atomic_load_explicit(word, memory_order_acquire) != value) return;
         relax();
     }
     pthread_mutex_lock(&p->lock);
-    /* Announced before the last look, as cpu_pool_run counts the step before it looks for sleepers:
+    /* Announced before the last look, as advance counts the word up before it looks for sleepers:
      * one of the two sees the other. */
     atomic_fetch_add(&p->sleepers, 1);
-    while (atomic_load(&p->step) == seen) pthread_cond_wait(&p->wake, &p->lock);
+    while (atomic_load(word) == value) pthread_cond_wait(&p->wake, &p->lock);
     atomic_fetch_sub(&p->sleepers, 1);
     pthread_mutex_unlock(&p->lock);
 }
 
-static void *worker_main(void *arg) {
-    struct worker *w = arg;
-    struct cpu_pool *p = w->pool;
-    for (unsigned seen = 0;; seen++) {
-        await_step(p, seen);
-        if (atomic_load(&p->stop)) return NULL;
-        p->fn(p->arg, w->index, p->threads);
-        cpu_pool_barrier(p);
-    }
-}
-
-static void announce(struct cpu_pool *p) {
-    atomic_fetch_add(&p->step, 1);
+/* Counts *word up and wakes whoever sleeps. */
+static void advance(struct cpu_pool *p, atomic_uint *word) {
+    atomic_fetch_add(word, 1);
     if (atomic_load(&p->sleepers) == 0) return;
     pthread_mutex_lock(&p->lock);
     pthread_cond_broadcast(&p->wake);
     pthread_mutex_unlock(&p->lock);
 }
 
+void cpu_pool_barrier(struct cpu_pool *p) {
+    unsigned phase = atomic_load_explicit(&p->phase, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) == p->threads - 1) {
+        atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
+        advance(p, &p->phase);
+    } else {
+        await(p, &p->phase, phase, SPINS_IN_STEP);
+    }
+}
+
+static void *worker_main(void *arg) {
+    struct worker *w = arg;
+    struct cpu_pool *p = w->pool;
+    for (unsigned seen = 0;; seen++) {
+        await(p, &p->step, seen, SPINS_IDLE);
+        if (atomic_load(&p->stop)) return NULL;
+        p->fn(p->arg, w->index, p->threads);
+        cpu_pool_barrier(p);
+    }
+}
+
 void cpu_pool_run(struct cpu_pool *p, cpu_pool_fn fn, void *arg) {
     p->fn = fn;
     p->arg = arg;
-    announce(p);
+    advance(p, &p->step);
     fn(arg, 0, p->threads);
     cpu_pool_barrier(p);
 }
@@ -111,7 +109,7 @@ int32_t cpu_pool_threads(const struct cpu_pool *p) {
 void cpu_pool_free(struct cpu_pool *p) {
     if (!p) return;
     atomic_store(&p->stop, true);
-    announce(p);
+    advance(p, &p->step);
     for (int32_t i = 0; i < p->started; i++) pthread_join(p->worker[i].id, NULL);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);

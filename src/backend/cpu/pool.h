@@ -2,9 +2,9 @@
  *
  * A whole decode step or prefill chunk is one cpu_pool_run: every thread executes the same sequence
  * of stages on its own static part and waits at cpu_pool_barrier between stages. Waiting threads
- * spin for a short while (a stage is tens of microseconds), then give up the processor; workers
- * without a step to run sleep. No result depends on the number of threads: a part never splits a
- * sum. */
+ * spin for a short while (a stage is tens of microseconds), then sleep, so that a machine shared
+ * with other programs is not held up by threads that wait for one without a processor. No result
+ * depends on the number of threads: a part never splits a sum. */
 #ifndef LILY_CPU_POOL_H
 #define LILY_CPU_POOL_H
 
