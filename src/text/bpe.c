@@ -4,10 +4,13 @@
 
 #include "base/buf.h"
 
+/* The key of a pair of ids, which are never negative: never BPE_NO_PAIR. */
 static uint64_t pair_of(int32_t left, int32_t right) {
     return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
 }
 
+/* Where the pair is, or the empty slot where it would go. Fibonacci hashing: the multiplier is 2^64
+ * over the golden ratio, whose upper product bits mix both ids. The table is at most half full. */
 static size_t slot_of(const struct bpe_table *t, uint64_t pair) {
     size_t i = (size_t)((pair * 0x9e3779b97f4a7c15u) >> 20) & t->mask;
     while (t->slots[i].pair != BPE_NO_PAIR && t->slots[i].pair != pair) i = (i + 1) & t->mask;
@@ -108,6 +111,8 @@ static void queue_pair(const struct bpe_table *t, struct bpe_scratch *s, size_t 
     heap_push(s->heap, n_heap, (uint64_t)m->rank << 32 | (uint32_t)i);
 }
 
+/* Each merge costs a constant number of look-ups and heap steps, and unlinks one symbol: n log n.
+ */
 size_t bpe_merge_ids(const struct bpe_table *t, struct bpe_scratch *s, int32_t *ids, size_t n) {
     if (n < 2) return n;
     if (n > INT32_MAX / 4 || !reserve(s, n)) return 0;

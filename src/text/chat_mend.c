@@ -23,6 +23,7 @@ static bool has_role(const json_t *message, const char *role) {
     return role_of(message) && strcmp(role_of(message), role) == 0;
 }
 
+/* Every role becomes one of the template's four. */
 static int mend_role(json_t *message, size_t index, lily_err *err) {
     static const char *const known[] = {"system", "user", "assistant", "tool", NULL};
     const char *role = role_of(message);
@@ -150,6 +151,7 @@ static int mend_tool_calls(json_t *message, size_t index, lily_err *err) {
     return 0;
 }
 
+/* All that can be done to a message on its own. */
 static int mend_message(json_t *message, size_t index, lily_err *err) {
     if (!json_is_object(message)) {
         return bad(err, index, "", "another JSON type", "an object with role and content");
@@ -170,6 +172,7 @@ static bool append_content(struct buf *text, const char *between, const json_t *
            buf_append(text, json_string_value(content), json_string_length(content));
 }
 
+/* Whether a message has no text: as a turn of its own it would only cost tokens. */
 static bool is_blank(const json_t *message) {
     const json_t *content = json_object_get(message, "content");
     size_t begin = 0, end = json_string_length(content);

@@ -50,6 +50,7 @@ void chat_text_free(struct chat_text *t) {
     *t = (struct chat_text){0};
 }
 
+/* reason: the template's words where it has any. */
 static int refuse(struct renderer *r, size_t index, const char *reason) {
     return ERR(r->err, LILY_EINVAL, "messages[%zu]: %s", index, reason);
 }
@@ -225,6 +226,8 @@ static int find_last_query(struct renderer *r, size_t *last_query) {
     return ERR(r->err, LILY_EINVAL, "messages: No user query found in messages.");
 }
 
+/* One call. lead: what separates it from the text or call before. An argument that is a string is
+ * written as it is, everything else as JSON; calls may be wrapped in "function" or not. */
 static int render_tool_call(struct renderer *r, size_t index, const json_t *call,
                             const char *lead) {
     const json_t *function = json_object_get(call, "function");
@@ -255,6 +258,8 @@ static int render_tool_call(struct renderer *r, size_t index, const json_t *call
     return 0;
 }
 
+/* A turn of the assistant. Its reasoning is given on its own or at the beginning of the content,
+ * and is shown only after the last query, or everywhere on request. */
 static int render_assistant(struct renderer *r, size_t index, struct slice content,
                             bool after_query) {
     const json_t *message = message_at(r, index);
@@ -300,6 +305,8 @@ static void render_tool_result(struct renderer *r, size_t index, struct slice co
     if (!has_role(message_at(r, index + 1), "tool")) own(r, "<|im_end|>\n");
 }
 
+/* One pass of the template's main loop. The content is rendered before the role is looked at, so a
+ * fault in it is reported first. */
 static int render_message(struct renderer *r, size_t index, size_t last_query) {
     const json_t *message = message_at(r, index);
     struct slice content;
@@ -324,6 +331,7 @@ static int render_message(struct renderer *r, size_t index, size_t last_query) {
     return refuse(r, index, "Unexpected message role.");
 }
 
+/* The template from top to bottom. */
 static int render(struct renderer *r, const json_t *tools) {
     size_t n = json_array_size(r->messages), last_query = 0;
     if (n == 0) return ERR(r->err, LILY_EINVAL, "messages: No messages provided.");

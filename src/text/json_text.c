@@ -1,3 +1,5 @@
+/* Parsing is jansson's. Writing is done here because prompts need Python's format to the byte,
+ * which jansson's own writer does not give (numbers, and what it escapes). */
 #include "text/json_text.h"
 
 #include <ctype.h>
@@ -9,7 +11,7 @@
 
 bool json_text_append_escaped(struct buf *out, const char *text, size_t n) {
     static const char short_form[] = "\"\"\\\\\bb\ff\nn\rr\tt"; /* character, letter */
-    size_t done = 0;
+    size_t done = 0;                                            /* text before this is written */
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)text[i];
         if (c >= 0x20 && c != '"' && c != '\\') continue;
@@ -53,6 +55,8 @@ static int shortest_digits(double v, char digits[20], int *point) {
     return n;
 }
 
+/* As Python's repr: fixed notation from 1e-4 up to below 1e16, always with a point or an exponent.
+ */
 static bool append_real(struct buf *out, double v) {
     char digits[20];
     int point, n = shortest_digits(v, digits, &point);

@@ -1,3 +1,5 @@
+/* The expression of the file runs in PCRE2, compiled to machine code where that is possible. The
+ * library's Unicode version decides about the newest characters; all others are cut alike. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/pretokenize.h"
 
@@ -92,6 +94,7 @@ static int match_from(struct run *run, const char *text, size_t n, size_t from) 
     return got;
 }
 
+/* The matches from left to right, and the gaps between them as pieces of their own. */
 static int split(struct run *run, const char *text, size_t n, splitter_fn fn, void *arg,
                  lily_err *err) {
     size_t done = 0, from = 0; /* text[done] is handed out; matches are looked for after from */

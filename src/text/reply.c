@@ -46,6 +46,7 @@ struct reply {
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
+/* Nothing is sent any more after the callback has refused an event. */
 static void send(struct reply *r, enum reply_event_kind kind, const char *text, size_t n) {
     struct reply_event event = {.kind = kind, .call = r->n_calls - 1, .text = text, .n = n};
     if (!r->rc && !r->failed) r->rc = r->fn(r->arg, &event);
@@ -56,6 +57,7 @@ static void flush(struct reply *r) {
     buf_clear(&r->event);
 }
 
+/* Adds to the event in hand; text of another kind sends that first, which keeps the order. */
 static void gather(struct reply *r, enum reply_event_kind kind, const char *text, size_t n) {
     if (n == 0) return;
     if (r->event_kind != kind) flush(r);
@@ -69,6 +71,7 @@ static bool is_space(char c) {
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
+/* Text goes out together with the whitespace that waited before it; whitespace at its end waits. */
 static void channel_text(struct reply *r, struct channel *to, const char *text, size_t n) {
     size_t end = n; /* of the text proper: what follows is held */
     while (end > 0 && is_space(text[end - 1])) end--;
@@ -118,6 +121,7 @@ static void content_break(struct reply *r) {
     stop_match_reset(&r->stops);
 }
 
+/* Text outside tool calls. */
 static void plain_text(struct reply *r, const char *text, size_t n) {
     if (n == 0 || r->stopped) return;
     if (r->in_think)
@@ -128,6 +132,7 @@ static void plain_text(struct reply *r, const char *text, size_t n) {
 
 /* ---- tool calls ------------------------------------------------------------------------------ */
 
+/* Only now is it certain that this is a call: the whitespace before it goes. */
 static void on_call_begin(void *arg, const char *name) {
     struct reply *r = arg;
     content_break(r);
@@ -191,6 +196,8 @@ static void end_bytes(struct reply *r) {
     if (r->text.len) route(r, r->text.data, r->text.len);
 }
 
+/* <think>: dropped once at the beginning, text inside a block, and in the answer a new block, whose
+ * text is set off from that of the first. */
 static void open_think(struct reply *r) {
     if (!r->in_think) {
         content_break(r);
@@ -218,6 +225,7 @@ static bool is_value_text(const struct reply *r, int32_t id) {
     return id != r->call_open || !tool_call_may_restart(&r->call);
 }
 
+/* Control tokens act, special ones vanish, and the others are text. */
 static void push_added(struct reply *r, int32_t id, const char *spelling, size_t n) {
     end_bytes(r);
     bool in_value = is_value_text(r, id);
@@ -242,6 +250,7 @@ static void push_added(struct reply *r, int32_t id, const char *spelling, size_t
     }
 }
 
+/* What a push or the end returns: the callback's refusal comes before our own failure. */
 static int outcome(struct reply *r, lily_err *err) {
     if (r->rc) return r->rc;
     return r->failed || r->call.failed ? ERR_NOMEM(err, "reply") : 0;

@@ -10,6 +10,7 @@
 #include "text/tokenizer_internal.h"
 #include "text/utf8.h"
 
+/* Room for extra more ids. */
 static bool id_list_reserve(struct id_list *l, size_t extra) {
     size_t need, cap = l->cap ? l->cap : 64, bytes;
     if (!size_add(l->len, extra, &need)) return false;
@@ -55,6 +56,8 @@ struct encoder {
     lily_err *err;
 };
 
+/* One piece of the split: its bytes become byte tokens, written straight into the result (there
+ * are never more tokens than bytes), and are merged there. */
 static int encode_piece(void *arg, const char *piece, size_t n) {
     struct encoder *e = arg;
     if (!id_list_reserve(e->out, n)) return ERR_NOMEM(e->err, "token ids");
@@ -66,6 +69,8 @@ static int encode_piece(void *arg, const char *piece, size_t n) {
     return 0;
 }
 
+/* A stretch without control tokens. It is normalised as a whole, since characters compose across
+ * what the expression would cut. */
 static int encode_run(struct encoder *e, const char *text, size_t n) {
     if (n == 0) return 0;
     if (e->t->nfc && !nfc_is_plain(text, n)) {
@@ -90,6 +95,8 @@ static int32_t added_at(const struct tokenizer *t, const char *text, size_t n) {
     return -1;
 }
 
+/* Cuts the text at control tokens. A run goes on from one span into the next and through the text
+ * between them: spans only say where control tokens count. */
 static int encode_spans(struct encoder *e, const char *text, size_t n,
                         const struct text_span *control, size_t n_control) {
     size_t run = 0; /* where the run that is not yet encoded begins */
@@ -145,6 +152,7 @@ int tokenizer_encode_all(const struct tokenizer *t, const char *text, size_t n, 
     return tokenizer_encode(t, text, n, &all, control ? 1 : 0, out, err);
 }
 
+/* NULL for ids outside the vocabulary and in its holes. */
 static const struct token_bytes *token_of(const struct tokenizer *t, int32_t id) {
     if (id < 0 || id >= t->vocab || t->tokens[id].len == TOKEN_NONE) return NULL;
     return &t->tokens[id];

@@ -49,6 +49,7 @@ struct loader {
     lily_err *err;
 };
 
+/* The file is readable but asks for something else than this program does. */
 static int bad(struct loader *l, const char *what, const char *found, const char *expected) {
     return ERR(l->err, LILY_EMODEL,
                "tokenizer.json: %s: found %s, expected %s; use the tokenizer.json of the model",
@@ -100,6 +101,8 @@ static int grow_tokens(struct loader *l, json_int_t id) {
     return 0;
 }
 
+/* Vocabulary and merges are independent lists: some tokens are the result of no merge, so neither
+ * can be derived from the other. */
 static int load_vocab(struct loader *l, const json_t *vocab) {
     if (!json_is_object(vocab) || json_object_size(vocab) == 0) {
         return bad(l, "model.vocab", "no object with tokens", "token to id");
@@ -167,6 +170,7 @@ static bool merge_parts(const json_t *merge, const char **a, size_t *na, const c
     return true;
 }
 
+/* The rank of a merge is its place in the list. */
 static int load_merges(struct loader *l, const json_t *vocab, const json_t *merges) {
     if (!json_is_array(merges)) return bad(l, "model.merges", "no array", "an array of pairs");
     int rc = bpe_table_init(&l->t->merges, json_array_size(merges), l->err);
@@ -203,6 +207,8 @@ static int load_merges(struct loader *l, const json_t *vocab, const json_t *merg
     return rc;
 }
 
+/* Added tokens may lie beyond the vocabulary or name one of its ids; their spelling is their text,
+ * not written in the byte alphabet. */
 static int load_added_token(struct loader *l, const json_t *entry) {
     static const char *const off[] = {"lstrip", "rstrip", "single_word", "normalized", NULL};
     const json_t *id = json_object_get(entry, "id"), *content = json_object_get(entry, "content");
@@ -274,6 +280,7 @@ static int load_split(struct loader *l, const json_t *pre) {
                         &l->t->splitter, l->err);
 }
 
+/* Added tokens come last: their spelling replaces the vocabulary's where both name an id. */
 static int load_root(struct loader *l, const json_t *root) {
     static const char *const model_off[] = {"dropout",
                                             "unk_token",

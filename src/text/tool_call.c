@@ -1,3 +1,6 @@
+/* A state machine over single bytes, so that it cannot depend on how the text was cut. What it has
+ * told its owner cannot be taken back: a name is told once it is complete, a byte of a value once
+ * it can no longer be part of a tag that ends the value. */
 #include "text/tool_call.h"
 
 #include <string.h>
@@ -71,6 +74,7 @@ static void value_text(struct tool_call *c, const char *text, size_t n) {
     }
 }
 
+/* The key is complete: it is sent at once, and the opening quote where the value is a string. */
 static void value_begin(struct tool_call *c) {
     const char *key = c->name.len ? c->name.data : "";
     c->state = TOOL_CALL_VALUE;
@@ -92,6 +96,7 @@ static void value_begin(struct tool_call *c) {
     }
 }
 
+/* Sends the rest of the value: the closing quote, or all of a value that waited for its type. */
 static void value_end(struct tool_call *c) {
     if (c->ignored) return;
     if (c->string_open) {
@@ -107,6 +112,7 @@ static void value_end(struct tool_call *c) {
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
+/* "<function=NAME>" is complete. */
 static void call_begin(struct tool_call *c) {
     size_t begin = 0, end = c->name.len;
     while (begin < end && is_space(c->name.data[begin])) begin++;
@@ -124,6 +130,7 @@ static void call_begin(struct tool_call *c) {
     if (!c->failed) c->sink.begin(c->sink.arg, name);
 }
 
+/* Another call may follow in the same block, so this is HEAD again. */
 static void call_end(struct tool_call *c) {
     emit_text(c, json_object_size(c->keys) ? "}" : "{}");
     if (!c->failed) c->sink.end(c->sink.arg);
@@ -268,6 +275,7 @@ static void value_done(struct tool_call *c, const char *next) {
     enter(c, next);
 }
 
+/* One more byte of a value, or of what ends it. */
 static void value_byte(struct tool_call *c, char byte) {
     bool first = c->first_byte;
     c->first_byte = false;

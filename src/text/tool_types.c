@@ -1,3 +1,5 @@
+/* The model writes arguments as bare text, so 5 may be a number or a string of one digit: only the
+ * schema tells. Types are sets, since unions are common (a string or null). */
 #include "text/tool_types.h"
 
 #include <ctype.h>
@@ -80,6 +82,7 @@ static unsigned union_types(const json_t *schemas, const json_t *root, int depth
     return types ? types : TOOL_ANY;
 }
 
+/* What the schema says, most direct statement first. */
 static unsigned stated_types(const json_t *schema, const json_t *root, int depth) {
     const char *reference = json_string_value(json_object_get(schema, "$ref"));
     const json_t *type = json_object_get(schema, "type");
@@ -176,6 +179,7 @@ static bool append_value(unsigned types, const char *text, size_t n, struct buf 
     return ok;
 }
 
+/* Whitespace around a value that is no string means nothing; a string keeps it. */
 bool tool_argument_json(unsigned types, const char *text, size_t n, struct buf *out) {
     size_t begin = 0, end = n, before = out->len;
     while (begin < end && isspace((unsigned char)text[begin])) begin++;

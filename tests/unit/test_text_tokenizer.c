@@ -1,5 +1,6 @@
 /* The tokenizer by itself: what the file may say, spans, normalisation, the split expression, merge
  * order, time. Identity with the Rust library is tests/e2e/test_text.py. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -229,6 +230,36 @@ static void test_time_is_linear(void **state) {
     tokenizer_free(t);
 }
 
+/* A loaded tokenizer is shared by threads (the thread sanitizer runs this too). */
+static void *encode_repeatedly(void *arg) {
+    size_t total = 0;
+    for (int i = 0; i < 50; i++) {
+        struct id_list ids = {0};
+        lily_err err;
+        static const char text[] = "abc e\xcc\x81 <think> it's 12 \n\n  x";
+        if (tokenizer_encode_all(arg, text, sizeof text - 1, true, &ids, &err)) return NULL;
+        total += ids.len;
+        id_list_free(&ids);
+    }
+    return (void *)(uintptr_t)total;
+}
+
+static void test_threads_share_a_tokenizer(void **state) {
+    (void)state;
+    struct tokenizer *t = load(small_json());
+    pthread_t threads[3];
+    void *first = encode_repeatedly(t);
+    assert_non_null(first);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, encode_repeatedly, t), 0);
+    for (int i = 0; i < 3; i++) {
+        void *total;
+        pthread_join(threads[i], &total);
+        assert_ptr_equal(total, first);
+    }
+    tokenizer_free(t);
+}
+
 /* ---- files that are refused ------------------------------------------------------------------ */
 
 static void refuse(json_t *root, int code, const char *word) {
@@ -297,6 +328,7 @@ int main(void) {
         cmocka_unit_test(test_split_expression),
         cmocka_unit_test(test_nfc),
         cmocka_unit_test(test_time_is_linear),
+        cmocka_unit_test(test_threads_share_a_tokenizer),
         cmocka_unit_test(test_other_tokenizers_are_refused),
         cmocka_unit_test(test_damaged_files_are_refused),
     };
