@@ -148,7 +148,7 @@ static int take_quantised(struct binder *b, const struct tensor_role *r, const c
     int skip = r->kind == KIND_EXPERTS ? 0 : 1;
     size_t codes_dims[3] = {n, rows, cols * (size_t)bits / 32};
     size_t group_dims[3] = {n, rows, cols / group};
-    const struct catalog_entry *codes, *scales, *biases;
+    const struct catalog_entry *codes = NULL, *scales = NULL, *biases = NULL;
     char name[NAME_MAX_BYTES + 16];
     snprintf(name, sizeof name, "%s.weight", module);
     int rc = take(b, r, name, ST_U32, codes_dims + skip, 3 - skip, &codes);

@@ -78,7 +78,8 @@ static void place_item(const struct packed_plan *p, struct packed_tensor *t, uin
 /* The experts of one layer: gate, up and down of the first, of the second, ... at one distance. */
 static void place_experts(struct packed_plan *p, int first, int count, uint64_t *at) {
     *at = align_up(*at, PACKED_ALIGN);
-    uint64_t begin = *at, end = *at;
+    const uint64_t begin = *at;
+    uint64_t end = begin;
     for (int i = 0; i < count; i++) place_item(p, &p->tensors[first + i], &end);
     uint64_t stride = align_up(end - begin, PACKED_ALIGN);
     for (int i = 0; i < count; i++) p->tensors[first + i].stride = stride;

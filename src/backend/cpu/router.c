@@ -8,7 +8,7 @@
 /* Softmax over all experts renormalised over the chosen ones is softmax over the chosen scores.
  * Ties go to the lower index: a later equal score never displaces an earlier one. */
 void router_choose(const float *scores, int32_t experts, int32_t top_k, float *routing) {
-    int32_t id[16], n = 0;
+    int32_t id[16] = {0}, n = 0;
     for (int32_t e = 0; e < experts; e++) {
         if (n == top_k && !(scores[e] > scores[id[n - 1]])) continue;
         int32_t i = n < top_k ? n++ : n - 1;
