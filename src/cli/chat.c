@@ -73,6 +73,9 @@ static int read_key(EditLine *edit, wchar_t *out) {
         char byte;
         got = (int)read(STDIN_FILENO, &byte, 1);
         if (got != 1) break;
+        /* A Ctrl-D typed before the editor took the terminal over (during an answer, say) is kept
+         * by the terminal as a zero byte. */
+        if (byte == 0) byte = 'D' & 0x1f;
         size_t n = mbrtowc(out, &byte, 1, &state);
         if (n == (size_t)-1)
             memset(&state, 0, sizeof state); /* not text: drop it */

@@ -1,14 +1,21 @@
 #include "cli/interrupt.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 
 static volatile sig_atomic_t noted;
 static _Atomic(lily_session *) running;
+static pthread_t main_thread;
 
 /* lily_cancel only stores to an atomic, so a handler may call it. */
 static void note(int signal_number) {
+    /* The system may pick any thread; only in the main one does a signal end a blocked read. */
+    if (!pthread_equal(pthread_self(), main_thread)) {
+        pthread_kill(main_thread, signal_number);
+        return;
+    }
     /* A request to end the program outweighs a Ctrl-C that came before it. */
     if (!noted || signal_number != SIGINT) noted = signal_number;
     lily_session *s = atomic_load(&running);
@@ -16,6 +23,7 @@ static void note(int signal_number) {
 }
 
 void interrupt_catch(void) {
+    main_thread = pthread_self();
     struct sigaction action = {.sa_handler = note};
     sigemptyset(&action.sa_mask);
     /* No SA_RESTART: a blocked read of the keyboard or of standard input must return. */

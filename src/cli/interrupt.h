@@ -4,7 +4,8 @@
 
 #include "lily.h"
 
-/* From now on SIGINT, SIGTERM and SIGHUP are noted instead of ending the process. */
+/* From now on SIGINT, SIGTERM and SIGHUP are noted instead of ending the process. Called by the
+ * main thread, before others are started. */
 void interrupt_catch(void);
 
 /* The signal noted since the last clear, or 0. */

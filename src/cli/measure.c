@@ -102,7 +102,9 @@ int32_t argmax(const float *v, int32_t n) {
 }
 
 double log_probability(const float *logits, int32_t n, int32_t target) {
-    double top = logits[argmax(logits, n)], sum = 0;
-    for (int32_t i = 0; i < n; i++) sum += exp(logits[i] - top);
-    return logits[target] - top - log(sum);
+    const int32_t best = argmax(logits, n);
+    double rest = 0; /* of the mass, relative to the best one's */
+    for (int32_t i = 0; i < n; i++)
+        if (i != best) rest += exp((double)logits[i] - logits[best]);
+    return (double)logits[target] - logits[best] - log1p(rest);
 }

@@ -61,6 +61,7 @@ int cmd_serve(int argc, char **argv) {
         OPT_RANGE(INT, "keepalive", &s->keepalive_seconds, "S", 1, 3600,
                   "seconds between comments on a silent stream"),
         OPT_FLAG("quiet", 'q', &s->quiet, "no line on stderr for each request"),
+        OPT_FLAG("quiet", 'q', &s->quiet, "no line per request on standard error"),
         MODEL_OPTIONS(&w.model),
         JSON_OPTION(&w.model.json),
     };

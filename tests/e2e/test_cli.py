@@ -538,6 +538,17 @@ def test_chat_recalls(chat):
         assert t.wait() == OK
 
 
+def test_chat_typed_ahead(chat):
+    """What is typed while an answer runs is not lost, the end of input included."""
+    t = chat("--no-think", "--max-tokens", 200)
+    t.expect("> ")
+    t.type("Tell a story.\r")
+    t.expect("\n")
+    t.type("/think off\r\x04")
+    t.expect("thinking is off")
+    assert t.wait() == OK
+
+
 def test_chat_piped(lily, standin):
     """Without a terminal it takes turns line by line and prints the answers alone."""
     done = lily("chat", "-m", standin, "--no-think", "--temperature", 0, "--max-tokens", 8,
