@@ -93,7 +93,7 @@ $(BUILD)/lily-core: $(call OBJ,$(SRC_CORE)) $(EMBED)
 $(BUILD)/tests/text_driver: $(call OBJ,tests/text/driver.c $(wildcard src/text/*.c src/base/*.c))
 	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 # The server over a scripted engine, for tests of timing, hang-ups and hostile clients.
-$(BUILD)/fake-serve: $(call OBJ,tests/e2e/fake_engine.c $(wildcard src/serve/*.c src/base/*.c))
+$(BUILD)/fake-serve: $(call OBJ,tests/e2e/fake_engine.c src/text/json_text.c $(wildcard src/serve/*.c src/base/*.c))
 	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 $(BUILD)/tests/%: $(BUILD)/tests/unit/%.c.o $(BUILD)/liblily.a
 	$(CC) $(CFLAGS) -o $@ $^ -lcmocka $(LDLIBS)

@@ -1,9 +1,11 @@
 /* Text in and out: the tokenizer and the chat template behind lily.h. */
 #include <jansson.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/engine.h"
 #include "text/chat_template.h"
+#include "text/json_text.h"
 
 void lily_tokens_free(lily_tokens *t) {
     free(t->ids);
@@ -36,13 +38,8 @@ const char *lily_token_bytes(const lily_engine *e, int32_t id, size_t *n) {
 }
 
 static int parse(const char *what, const char *text, json_t **out, lily_err *err) {
-    json_error_t at;
-    *out = json_loads(text, 0, &at);
-    if (!*out) {
-        return ERR(err, LILY_EINVAL, "%s: line %d, column %d: %s", what, at.line, at.column,
-                   at.text);
-    }
-    if (json_is_array(*out)) return 0;
+    int rc = json_text_load(what, text, strlen(text), out, err);
+    if (rc || json_is_array(*out)) return rc;
     return ERR(err, LILY_EINVAL, "%s: expected a JSON array", what);
 }
 

@@ -9,17 +9,22 @@
 
 /* One element of an array of content parts. */
 static int part_check(const json_t *part, const char *path, struct api_error *err) {
+    static const char *const types[] = {"text", "input_text", "output_text", "refusal"};
     const char *type = "text", *text = NULL;
+    bool known = false;
+    if (json_is_string(part)) return 0;
     if (!json_is_object(part)) return field_wrong(path, "", part, "an object with a type", err);
     if (field_string(part, path, "type", &type, err)) return -1;
-    if (strcmp(type, "text")) {
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) known |= !strcmp(type, types[i]);
+    if (!known) {
         return api_error_set(err, 400, "unsupported_value", path,
                              "%s: found a part of type \"%.40s\", expected \"text\"; this model "
                              "is served for text only",
                              path, type);
     }
-    if (field_string(part, path, "text", &text, err)) return -1;
-    return text ? 0 : field_wrong(path, "text", NULL, "a string", err);
+    const char *field = strcmp(type, "refusal") ? "text" : "refusal";
+    if (field_string(part, path, field, &text, err)) return -1;
+    return text ? 0 : field_wrong(path, field, NULL, "a string", err);
 }
 
 static int content_check(const json_t *message, const char *path, struct api_error *err) {
@@ -38,10 +43,20 @@ static int content_check(const json_t *message, const char *path, struct api_err
     return 0;
 }
 
-/* An array of calls of an earlier assistant turn. Arguments may be an object or its JSON text; the
- * text is parsed where the prompt is rendered. */
+/* A call's name and arguments: an object or its JSON text, which is parsed where the prompt is
+ * rendered. */
+static int function_check(const json_t *function, const char *path, struct api_error *err) {
+    const char *name = NULL;
+    if (field_string(function, path, "name", &name, err)) return -1;
+    if (!name) return field_wrong(path, "name", NULL, "a string", err);
+    const json_t *arguments = field_get(function, "arguments");
+    if (!arguments || json_is_string(arguments) || json_is_object(arguments)) return 0;
+    return field_wrong(path, "arguments", arguments, "a string of JSON or an object", err);
+}
+
+/* A call of an earlier assistant turn. */
 static int call_check(const json_t *call, const char *path, struct api_error *err) {
-    const char *text = NULL, *type = "function", *name = NULL;
+    const char *text = NULL, *type = "function";
     json_t *function;
     if (!json_is_object(call)) return field_wrong(path, "", call, "an object", err);
     if (field_string(call, path, "id", &text, err) || field_string(call, path, "type", &type, err))
@@ -52,16 +67,10 @@ static int call_check(const json_t *call, const char *path, struct api_error *er
                              type);
     }
     if (field_object(call, path, "function", &function, err)) return -1;
-    if (!function) return field_wrong(path, "function", NULL, "an object", err);
+    if (!function) return function_check(call, path, err);
     char at[PATH_SIZE];
     snprintf(at, sizeof at, "%.140s.function", path);
-    if (field_string(function, at, "name", &name, err)) return -1;
-    if (!name) return field_wrong(at, "name", NULL, "a string", err);
-    const json_t *arguments = field_get(function, "arguments");
-    if (arguments && !json_is_string(arguments) && !json_is_object(arguments)) {
-        return field_wrong(at, "arguments", arguments, "a string of JSON or an object", err);
-    }
-    return 0;
+    return function_check(function, at, err);
 }
 
 static int calls_check(const json_t *message, const char *path, struct api_error *err) {
@@ -79,13 +88,15 @@ static int calls_check(const json_t *message, const char *path, struct api_error
 }
 
 static int message_check(const json_t *message, const char *path, struct api_error *err) {
-    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool"};
+    static const char *const roles[] = {"system",    "developer", "user",
+                                        "assistant", "tool",      "function"};
     static const char *const strings[] = {"name", "tool_call_id", "reasoning_content", "reasoning"};
     const char *role = NULL, *text = NULL;
     if (!json_is_object(message)) return field_wrong(path, "", message, "an object", err);
     if (field_string(message, path, "role", &role, err)) return -1;
     if (!role) return field_wrong(path, "role", NULL, "a string", err);
     bool known = false;
+    json_t *call;
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) known |= !strcmp(role, roles[i]);
     if (!known) {
         char at[PATH_SIZE];
@@ -98,7 +109,10 @@ static int message_check(const json_t *message, const char *path, struct api_err
     for (size_t i = 0; i < sizeof strings / sizeof *strings; i++) {
         if (field_string(message, path, strings[i], &text, err)) return -1;
     }
-    return content_check(message, path, err) || calls_check(message, path, err) ? -1 : 0;
+    return content_check(message, path, err) || calls_check(message, path, err) ||
+                   field_object(message, path, "function_call", &call, err)
+               ? -1
+               : 0;
 }
 
 int messages_check(const json_t *messages, struct api_error *err) {

@@ -7,6 +7,7 @@
 #include "serve/fields.h"
 #include "serve/json_safe.h"
 #include "serve/messages.h"
+#include "text/json_text.h"
 
 static int no_memory(struct api_error *err) {
     api_error_set(err, 503, "out_of_memory", NULL, "request: out of memory");
@@ -39,18 +40,13 @@ static int check_scan(const char *body, size_t n, struct api_error *err) {
 }
 
 static json_t *load_body(const char *body, size_t n, struct api_error *err) {
-    json_error_t fault;
+    lily_err why = {0};
+    json_t *root = NULL;
     if (check_scan(body, n, err)) return NULL;
-    json_t *root = json_loadb(body, n, JSON_ALLOW_NUL, &fault);
-    if (!root) {
-        if (json_error_code(&fault) == json_error_out_of_memory) {
-            no_memory(err);
-        } else {
-            api_error_set(err, 400, "invalid_json", NULL,
-                          "body: found invalid JSON at line %d, column %d (%s), expected one JSON "
-                          "object",
-                          fault.line, fault.column, fault.text);
-        }
+    int rc = json_text_load("body", body, n, &root, &why);
+    if (rc) {
+        rc == LILY_ENOMEM ? no_memory(err)
+                          : api_error_set(err, 400, "invalid_json", NULL, "%s", why.msg);
         return NULL;
     }
     if (json_is_object(root)) return root;
@@ -214,6 +210,15 @@ static int parse_stops(const json_t *root, struct chat_request *r, struct api_er
     return 0;
 }
 
+/* Whether the last message is an assistant's words, which are continued rather than answered. */
+static bool continues(const json_t *root) {
+    const json_t *messages = json_object_get(root, "messages");
+    const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+    const char *role = json_string_value(json_object_get(last, "role"));
+    return role && !strcmp(role, "assistant") && !field_get(last, "function_call") &&
+           !json_array_size(json_object_get(last, "tool_calls"));
+}
+
 /* Thinking is on unless something turns it off; the template's own switch decides over
  * reasoning_effort. */
 static int parse_thinking(const json_t *root, struct chat_request *r, struct api_error *err) {
@@ -235,11 +240,11 @@ static int parse_thinking(const json_t *root, struct chat_request *r, struct api
     if (field_bool(root, "", "enable_thinking", &r->thinking, err) ||
         field_object(root, "", kwargs_name, &kwargs, err))
         return -1;
-    if (!kwargs) return 0;
-    return field_bool(kwargs, kwargs_name, "enable_thinking", &r->thinking, err) ||
-                   field_bool(kwargs, kwargs_name, "preserve_thinking", &r->preserve_thinking, err)
-               ? -1
-               : 0;
+    if (field_bool(kwargs, kwargs_name, "enable_thinking", &r->thinking, err) ||
+        field_bool(kwargs, kwargs_name, "preserve_thinking", &r->preserve_thinking, err))
+        return -1;
+    if (continues(root)) r->thinking = false; /* the think block lies before what is continued */
+    return 0;
 }
 
 static int parse_limits(const json_t *root, struct chat_request *r, struct api_error *err) {

@@ -80,6 +80,27 @@ def test_thinking_off_answers_in_content(server):
     assert on["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
+def test_a_begun_answer_is_continued(server):
+    body = ask("Count to five.")
+    body["messages"].append({"role": "assistant", "content": "One, two,"})
+    message = reply(server, body)["choices"][0]["message"]
+    assert message["content"] and "reasoning_content" not in message
+
+
+def test_what_clients_send_is_mended(server):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {
+        "type": "object", "properties": {"n": {"type": "integer", "maximum": 2**64 - 1}}}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"n": 1}'}}
+    messages = [{"role": "system", "content": "A"}, {"role": "developer", "content": "B"},
+                {"role": "user", "content": ["a\0b", {"type": "text", "text": "\U0001f600"}]},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "1", "content": []},
+                {"role": "system", "content": "C"}, {"role": "user", "content": None}]
+    status, _, text = server.chat({"messages": messages, "tools": [tool], "max_tokens": 2,
+                                   "temperature": 0}, timeout=120)
+    assert status == 200, text
+
+
 def test_usage_and_cache(server, text_of):
     text = text_of(300, 1)
     first = reply(server, ask(text))["usage"]

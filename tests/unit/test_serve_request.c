@@ -196,7 +196,7 @@ static void messages_are_checked_by_path(void **state) {
     check_body(M("{\"role\": \"robot\", \"content\": \"x\"}"), 400, "messages[0].role");
     check_body(M("{\"role\": \"user\", \"content\": 5}"), 400, "messages[0].content");
     check_body(M("{\"role\": \"user\", \"content\": {}}"), 400, "messages[0].content");
-    check_body(M("{\"role\": \"user\", \"content\": [\"x\"]}"), 400, "messages[0].content[0]");
+    check_body(M("{\"role\": \"user\", \"content\": [5]}"), 400, "messages[0].content[0]");
     check_body(M("{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"a\"}, "
                  "{\"type\": \"image_url\", \"image_url\": {\"url\": \"data:\"}}]}"),
                400, "messages[0].content[1]");
@@ -208,7 +208,17 @@ static void messages_are_checked_by_path(void **state) {
     check_body(M("{\"role\": \"assistant\", \"tool_calls\": {}}"), 400, "messages[0].tool_calls");
     check_body(M("{\"role\": \"tool\", \"tool_call_id\": 5}"), 400, "messages[0].tool_call_id");
     check_body(M("{\"role\": \"user\", \"content\": \"\\ud83d\"}"), 400, "messages[0].content");
+    check_body(M("{\"role\": \"assistant\", \"function_call\": \"f\"}"), 400,
+               "messages[0].function_call");
+    check_body(M("{\"role\": \"assistant\", \"tool_calls\": [{\"arguments\": {}}]}"), 400,
+               "messages[0].tool_calls[0].name");
     /* what real clients send */
+    check_body(M("{\"role\": \"user\", \"content\": [\"a\", {\"type\": \"input_text\", "
+                 "\"text\": \"b\"}]}, {\"role\": \"assistant\", \"content\": [{\"type\": "
+                 "\"refusal\", \"refusal\": \"no\"}], \"function_call\": {\"name\": \"f\", "
+                 "\"arguments\": \"{}\"}}, {\"role\": \"function\", \"name\": \"f\", "
+                 "\"content\": \"1\"}"),
+               0, "");
     check_body(M("{\"role\": \"system\", \"content\": null}, {\"role\": \"developer\", "
                  "\"content\": []}, {\"role\": \"user\", \"content\": [{\"type\": \"text\", "
                  "\"text\": \"\"}]}"),
@@ -230,7 +240,42 @@ static void bodies_that_are_no_request(void **state) {
     check_body("{\"messages\": [}", 400, "");
     check_body("{" ONE_MESSAGE "} trailing", 400, "");
     check_body("{\"a\": \"\xff\xfe\"}", 400, "");
-    check_body("{" ONE_MESSAGE ", \"seed\": 99999999999999999999999}", 400, "");
+    check_body("{" ONE_MESSAGE ", \"seed\": 99999999999999999999999}", 400, "seed");
+}
+
+static void a_begun_answer_is_continued_without_thinking(void **state) {
+    (void)state;
+    static const struct {
+        const char *last;
+        bool thinking;
+    } cases[] = {
+        {"{\"role\": \"assistant\", \"content\": \"Sure,\"}", false},
+        {"{\"role\": \"assistant\", \"content\": \"Sure,\", \"tool_calls\": []}", false},
+        {"{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\"}}]}", true},
+        {"{\"role\": \"user\", \"content\": \"Sure,\"}", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char body[512];
+        struct api_error err = {0};
+        struct chat_request *r = NULL;
+        snprintf(body, sizeof body, "{\"messages\": [{\"role\": \"user\"}, %s]}", cases[i].last);
+        assert_int_equal(request_parse(body, strlen(body), &limits, &r, &err), 0);
+        assert_int_equal(r->thinking, cases[i].thinking);
+        request_free(r);
+    }
+}
+
+static void wide_integers_in_schemas_are_kept(void **state) {
+    (void)state;
+    struct chat_request *r =
+        parse_good("\"tools\": [{\"function\": {\"name\": \"f\", \"parameters\": {\"maximum\": "
+                   "18446744073709551615}}}]");
+    json_t *tools = json_loads(r->tools, 0, NULL);
+    json_t *function = json_object_get(json_array_get(tools, 0), "function");
+    json_t *maximum = json_object_get(json_object_get(function, "parameters"), "maximum");
+    assert_true(json_real_value(maximum) == 18446744073709551616.0);
+    json_decref(tools);
+    request_free(r);
 }
 
 static void nul_in_text_is_kept(void **state) {
@@ -276,6 +321,8 @@ int main(void) {
         cmocka_unit_test(wrong_fields_are_named),
         cmocka_unit_test(messages_are_checked_by_path),
         cmocka_unit_test(bodies_that_are_no_request),
+        cmocka_unit_test(a_begun_answer_is_continued_without_thinking),
+        cmocka_unit_test(wide_integers_in_schemas_are_kept),
         cmocka_unit_test(nul_in_text_is_kept),
         cmocka_unit_test(engine_errors_become_statuses),
     };
