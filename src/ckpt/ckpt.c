@@ -6,6 +6,7 @@
 
 #include "ckpt/identity.h"
 #include "ckpt/load.h"
+#include "ckpt/memory.h"
 #include "ckpt/packed.h"
 #include "ckpt/quantise.h"
 
@@ -66,6 +67,17 @@ int load_name_bad_weight(const struct ckpt *c, const uint8_t *bad, struct faults
                  e->shard->path, e->tensor->name, (size_t)(bad - e->tensor->data) / 2);
 }
 
+/* The quantised form of a 16-bit folder is held in memory: say so before the system gives out. */
+static int check_memory(const struct ckpt *c, lily_err *err) {
+    uint64_t needed = memory_quantised_bytes(c->weights.shape, c->weights.layers);
+    uint64_t present = memory_present();
+    if (present == 0 || needed < present / 10 * 9) return 0;
+    return ERR(err, LILY_ENOMEM,
+               "%s: found %.1f GB of memory, expected more than %.1f GB to quantise these weights "
+               "in; write a packed file first (lily pack) and run that",
+               c->path, (double)present * 1e-9, (double)needed * 1e-9);
+}
+
 /* Binds the tensors, when config and shards allow it at all. */
 static int bind_folder(struct ckpt *c, enum load_matrices matrices, struct work *work,
                        struct faults *f) {
@@ -81,6 +93,8 @@ static int bind_folder(struct ckpt *c, enum load_matrices matrices, struct work 
     }
     if (rc == 0) rc = texts_check_template(&c->texts, c->folder.path, f);
     if (rc != 0 || matrices != LOAD_QUANTISED || f->list) return rc;
+    if (c->weights.embed.bits == 16) rc = check_memory(c, f->err);
+    if (rc != 0) return rc;
     const uint8_t *bad;
     rc = quantise_weights(&c->weights, &c->pool, work, &bad, f->err);
     return rc == LILY_ENUMERIC ? load_name_bad_weight(c, bad, f) : rc;

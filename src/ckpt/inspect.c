@@ -2,9 +2,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "ckpt/load.h"
+#include "ckpt/memory.h"
 #include "ckpt/packed.h"
 
 /* The session whose memory is counted beside the weights. */
@@ -35,36 +35,10 @@ static void add_classes(json_t *out, const struct bind_stats *s) {
     json_object_set_new(out, "all", count(tensors, bytes));
 }
 
-/* Bytes of a model once quantised as this program does, whatever its file holds. */
-static uint64_t quantised_bytes(const struct shape *s, int32_t layers) {
-    uint64_t sum = 0;
-    struct tensor_walk w;
-    tensor_walk_start(&w, s, layers);
-    while (tensor_walk_next(&w)) {
-        uint64_t n = (uint64_t)tensor_rows(w.role, s) * (uint64_t)tensor_cols(w.role, s) *
-                     (uint64_t)tensor_items(w.role, s);
-        bool small = w.role->kind == KIND_VECTOR || w.role->kind == KIND_CONV;
-        /* A scale and a bias of 2 bytes for each group. */
-        sum += small ? 4 * n : n * (uint64_t)w.role->bits / 8 + n / (uint64_t)s->group * 4;
-    }
-    return sum;
-}
-
-/* Keys and values in bfloat16, recurrent and convolution state in float32. */
-static uint64_t session_bytes(const struct shape *s, int32_t layers, int32_t context) {
-    uint64_t attention = (uint64_t)shape_attention_layers(s, layers);
-    uint64_t deltanet = (uint64_t)layers - attention;
-    uint64_t kv = attention * 2 * (uint64_t)s->kv_dim * 2 * (uint64_t)context;
-    uint64_t state = (uint64_t)s->gdn_v_dim * (uint64_t)s->gdn_head_dim;
-    uint64_t conv = (uint64_t)s->conv_dim * (uint64_t)(s->conv_taps - 1);
-    return kv + deltanet * (state + conv) * 4;
-}
-
 static void add_memory(json_t *out, const struct shape *s, int32_t layers) {
-    uint64_t weights = quantised_bytes(s, layers);
-    uint64_t session = session_bytes(s, layers, INSPECT_CONTEXT);
-    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-    uint64_t present = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;
+    uint64_t weights = memory_quantised_bytes(s, layers);
+    uint64_t session = memory_session_bytes(s, layers, INSPECT_CONTEXT);
+    uint64_t present = memory_present();
     json_object_set_new(out, "memory",
                         json_pack("{s:I, s:I, s:i, s:I, s:I, s:b}", "weights", (json_int_t)weights,
                                   "session", (json_int_t)session, "context", INSPECT_CONTEXT,

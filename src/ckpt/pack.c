@@ -76,10 +76,11 @@ static void fill_texts(const struct packing *p, const struct packed_section *s, 
 static int write_section(void *arg, size_t i, lily_err *err) {
     const struct packing *p = arg;
     struct packed_section *s = &p->plan->sections[i];
-    uint8_t *bytes = NULL;
-    if (posix_memalign((void **)&bytes, PACKED_ALIGN, s->bytes ? (size_t)s->bytes : 1) != 0) {
+    void *memory = NULL;
+    if (posix_memalign(&memory, PACKED_ALIGN, s->bytes ? (size_t)s->bytes : 1) != 0) {
         return ERR_NOMEM(err, s->name);
     }
+    uint8_t *bytes = memory;
     memset(bytes, 0, (size_t)s->bytes); /* padding is zero: equal input gives equal files */
     int rc = 0;
     if (s->count == 0) {

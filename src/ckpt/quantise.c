@@ -22,15 +22,48 @@ static inline float unordered(int16_t o) {
     return bf16_to_f32((uint16_t)(o ^ ((o >> 15) & 0x7fff)));
 }
 
-/* Scale and bias of a group, before their own rounding to bfloat16. */
-static void group_parameters(const uint16_t *w, float n, float *scale, float *bias) {
-    int16_t low = INT16_MAX, high = 0; /* the largest value counts as at least 0 */
+/* The compiler makes vector code of each of these loops when it stands alone, and of none when
+ * they share a function. */
+#define ALONE __attribute__((noinline))
+
+/* Smallest and largest value, the latter at least 0; false when one is not finite. */
+static ALONE bool group_range(const uint16_t *w, float *min, float *max) {
+    int16_t low = INT16_MAX, high = 0;
     for (int i = 0; i < QUANTISE_GROUP; i++) {
         int16_t o = ordered(w[i]);
         low = o < low ? o : low;
         high = o > high ? o : high;
     }
-    float min = unordered(low), max = unordered(high);
+    *min = unordered(low);
+    *max = unordered(high);
+    /* Infinities and NaNs of either sign lie beyond all finite values in this order. */
+    return float_is_finite(*min) && float_is_finite(*max);
+}
+
+/* The quotient lies between -0.5 and 2 * top, so that truncation to an integer is defined. */
+static ALONE void group_codes(const uint16_t *w, float scale, float bias, int32_t top,
+                              int32_t *restrict q) {
+    for (int i = 0; i < QUANTISE_GROUP; i++) {
+        float x = (bf16_to_f32(w[i]) - bias) / scale;
+        /* Half away from zero without a call: the fraction is exact. */
+        int32_t whole = (int32_t)x;
+        int32_t code = whole + (x - (float)whole >= 0.5f);
+        q[i] = code < top ? code : top;
+    }
+}
+
+static ALONE void group_store(const int32_t *restrict q, int32_t bits, uint8_t *restrict out) {
+    if (bits == 8) {
+        for (int i = 0; i < QUANTISE_GROUP; i++) out[i] = (uint8_t)q[i];
+    } else {
+        for (int i = 0; i < QUANTISE_GROUP / 2; i++) {
+            out[i] = (uint8_t)(q[2 * i] | q[2 * i + 1] << 4);
+        }
+    }
+}
+
+/* Scale and bias of a group, before their own rounding to bfloat16. */
+static void group_parameters(float min, float max, float n, float *scale, float *bias) {
     bool side = fabsf(min) > fabsf(max);
     float s = (max - min) / n;
     if (s < 1e-7f) s = 1e-7f;
@@ -43,35 +76,27 @@ static void group_parameters(const uint16_t *w, float n, float *scale, float *bi
 
 size_t quantise_groups(const uint8_t *values, size_t n, int32_t bits, uint8_t *codes,
                        uint16_t *scales, uint16_t *biases) {
-    float top = bits == 8 ? 255.0f : 15.0f;
+    int32_t top = (1 << bits) - 1;
+    size_t group_bytes = (size_t)(QUANTISE_GROUP * bits / 8);
     for (size_t g = 0; g < n; g++) {
         uint16_t w[QUANTISE_GROUP];
-        uint8_t q[QUANTISE_GROUP];
+        int32_t q[QUANTISE_GROUP];
+        float min, max, scale, bias;
         memcpy(w, values + 2 * QUANTISE_GROUP * g, sizeof w);
-        size_t bad = bf16_find_not_finite((const uint8_t *)w, QUANTISE_GROUP);
-        if (bad != SIZE_MAX) return g * QUANTISE_GROUP + bad;
-        float scale, bias;
-        group_parameters(w, top, &scale, &bias);
+        if (!group_range(w, &min, &max)) {
+            return g * QUANTISE_GROUP + bf16_find_not_finite((const uint8_t *)w, QUANTISE_GROUP);
+        }
+        group_parameters(min, max, (float)top, &scale, &bias);
         scales[g] = f32_to_bf16(scale);
         biases[g] = f32_to_bf16(bias);
         if (!float_is_finite(bf16_to_f32(scales[g]))) return g * QUANTISE_GROUP;
-        for (int i = 0; i < QUANTISE_GROUP; i++) {
-            float x = (bf16_to_f32(w[i]) - bias) / scale;
-            /* In this order a NaN (0 / 0 in a constant group beyond 1e31) becomes top, as there. */
-            x = x < top ? x : top;
-            x = x > 0 ? x : 0;
-            /* Half away from zero without a call: the fraction is exact. */
-            int32_t whole = (int32_t)x;
-            q[i] = (uint8_t)(whole + (x - (float)whole >= 0.5f));
-        }
-        if (bits == 8) {
-            memcpy(codes + g * QUANTISE_GROUP, q, QUANTISE_GROUP);
+        if (scale == 0) {
+            /* A constant group beyond 1e31: 0 / 0, which min(NaN, n) there turns into n. */
+            for (int i = 0; i < QUANTISE_GROUP; i++) q[i] = top;
         } else {
-            uint8_t *out = codes + g * (QUANTISE_GROUP / 2);
-            for (int i = 0; i < QUANTISE_GROUP / 2; i++) {
-                out[i] = (uint8_t)(q[2 * i] | q[2 * i + 1] << 4);
-            }
+            group_codes(w, scale, bias, top, q);
         }
+        group_store(q, bits, codes + g * group_bytes);
     }
     return SIZE_MAX;
 }

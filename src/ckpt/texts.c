@@ -168,18 +168,21 @@ static bool contains(const char *data, size_t size, const char *needle) {
 int texts_check_template(const struct texts *t, const char *where, struct faults *f) {
     struct template_info info;
     int rc = texts_template(t, &info, f);
-    if (rc != 0 || !info.present || info.known) return rc;
+    if (rc != 0) return rc;
     const char *data;
     size_t size;
     json_t *root;
     rc = find_template(t, &data, &size, &root, f->err);
     if (rc != 0) return rc;
-    fault_warn(f,
-               "%s: its chat template (sha256 %s) is not the one this program renders (sha256 %s); "
-               "prompts follow the latter",
-               where, info.sha256, texts_known_template);
-    /* 3.6 added preserve_thinking to the template; the shape is the same. */
-    if (strstr(where, "Qwen3.5") || !contains(data, size, "preserve_thinking")) {
+    bool other = info.present && !info.known;
+    if (other) {
+        fault_warn(f,
+                   "%s: its chat template (sha256 %s) is not the one this program renders (sha256 "
+                   "%s); prompts follow the latter",
+                   where, info.sha256, texts_known_template);
+    }
+    /* Nothing in a config tells the two apart; 3.6 added preserve_thinking to the template. */
+    if (strstr(where, "Qwen3.5") || (other && !contains(data, size, "preserve_thinking"))) {
         fault_warn(f,
                    "%s: this looks like Qwen3.5-35B-A3B, which has the shape of Qwen3.6-35B-A3B: "
                    "it runs, with the chat template of the latter",

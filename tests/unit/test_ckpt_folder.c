@@ -196,6 +196,14 @@ static void test_templates(void **state) {
     ckpt_free(c);
 }
 
+/* The name of the folder tells as well; the checkpoint runs. */
+static void test_older_sibling(void **state) {
+    (void)state;
+    struct ckpt *c = fx_load_ok(fx_synth("Qwen3.5-35B-A3B-4bit"), false);
+    fx_message_has(fx_warnings, "looks like Qwen3.5-35B-A3B, which has the shape of");
+    ckpt_free(c);
+}
+
 static void test_vocabulary(void **state) {
     (void)state;
     const char *path = fx_synth("vocab");
@@ -496,6 +504,7 @@ int main(void) {
         cmocka_unit_test(test_skipped_knowingly),
         cmocka_unit_test(test_without_index),
         cmocka_unit_test(test_templates),
+        cmocka_unit_test(test_older_sibling),
         cmocka_unit_test(test_vocabulary),
         cmocka_unit_test(test_missing_files),
         cmocka_unit_test(test_gguf),

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "ckpt/packed.h"
+#include "ckpt/synth_texts.h"
 #include "ckpt/table.h"
 
 static void synth(const char *out, uint64_t seed, bool packed) {
@@ -145,6 +146,14 @@ static void test_tokenizer(void **state) {
     assert_string_equal(json_string_value(json_object_get(end, "content")), "<|im_end|>");
     assert_int_equal(json_integer_value(json_object_get(end, "id")), 4042);
     json_decref(root);
+    /* The real shape's published ids: <|im_end|> is 248046, 248077 the first without a token. */
+    struct texts texts;
+    int32_t used;
+    lily_err err = {0};
+    assert_int_equal(synth_texts_make(&shape_qwen36_35b_a3b, 40, &texts, &used, &err), 0);
+    assert_int_equal(used, 248077);
+    fx_message_has(texts.file[TEXT_GENERATION_CONFIG].data, "248046");
+    synth_texts_free(&texts);
 }
 
 static int32_t recipe(const void *arg, const struct tensor_role *r, int32_t layer) {
