@@ -39,6 +39,7 @@ struct bench_work {
 
 /* ---- one run --------------------------------------------------------------------------------- */
 
+/* Untimed. A backend that can go back to depth does; one that cannot reads it all again. */
 static int to_depth(struct bench_work *w, int32_t depth, lily_err *err) {
     if (depth == 0) {
         lily_session_reset(w->session);
@@ -47,11 +48,13 @@ static int to_depth(struct bench_work *w, int32_t depth, lily_err *err) {
     return lily_session_sync(w->session, w->ids, (size_t)depth, err);
 }
 
+/* Two builds that agree here computed bit-identical logits. */
 static uint64_t logits_digest(const struct bench_work *w, uint64_t digest) {
     return digest_add(digest, lily_session_logits(w->session),
                       (size_t)w->info.vocab * sizeof(float));
 }
 
+/* Timed: the session already holds depth tokens, so sync reads only the n that follow. */
 static int run_prefill(struct bench_work *w, const struct bench_row *row, double *seconds,
                        uint64_t *digest, lily_err *err) {
     double started = clock_seconds();
@@ -79,6 +82,7 @@ static int run_decode(struct bench_work *w, const struct bench_row *row, double 
     return LILY_OK;
 }
 
+/* One run of a row, from an untouched state at its depth. */
 static int run_once(struct bench_work *w, const struct bench_row *row, double *rate,
                     uint64_t *digest, lily_err *err) {
     double seconds = 0;
@@ -93,6 +97,7 @@ static int run_once(struct bench_work *w, const struct bench_row *row, double *r
 
 /* ---- one row --------------------------------------------------------------------------------- */
 
+/* Medians resist the one slow run that a shared machine always has. */
 static void settle_row(const struct bench_options *o, struct bench_work *w, struct bench_row *row) {
     row->spread = spread(w->rates, (size_t)o->repeats);
     row->tok_s = median(w->rates, (size_t)o->repeats);
@@ -104,10 +109,12 @@ static void settle_row(const struct bench_options *o, struct bench_work *w, stru
     if (w->bound > 0) row->fraction = row->gb_s * 1e9 / w->bound;
 }
 
+/* JSON has no NaN: what is not meaningful is null. */
 static json_t *real_or_null(double v) {
     return isnan(v) ? json_null() : json_real(v);
 }
 
+/* Every row names model, backend and machine, so that rows of many runs can be put in one list. */
 static int add_json_row(const struct bench_options *o, struct bench_work *w,
                         const struct bench_row *row, lily_err *err) {
     char digest[24];
@@ -125,6 +132,7 @@ static int add_json_row(const struct bench_options *o, struct bench_work *w,
     return json_array_append_new(w->rows, item) ? ERR_NOMEM(err, "bench rows") : LILY_OK;
 }
 
+/* Printed as soon as it is measured: a grid over long depths takes minutes. */
 static void print_row(struct bench_work *w, const struct bench_row *row) {
     char gb_s[16] = "-", fraction[16] = "-";
     if (!isnan(row->gb_s)) snprintf(gb_s, sizeof gb_s, "%.2f", row->gb_s);
@@ -163,6 +171,7 @@ static int32_t longest(const struct int_list *list) {
     return most;
 }
 
+/* Bandwidth first: the buffer it needs is gone before the weights are mapped. */
 static int prepare(const struct bench_options *o, struct bench_work *w, lily_err *err) {
     const int32_t p = longest(&o->prompts), n = longest(&o->decodes);
     const int32_t room = longest(&o->depths) + (p > n ? p : n) + 1;

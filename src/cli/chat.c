@@ -99,6 +99,7 @@ static bool default_history(struct buf *path) {
     return buf_puts(path, "/history");
 }
 
+/* Line editing with history. Whatever fails here leaves a chat that still reads lines. */
 static void start_editing(struct chat *c, const struct chat_options *o) {
     HistEvent event;
     /* Line editing counts characters: without a UTF-8 locale it would count bytes. */
@@ -198,6 +199,7 @@ static int do_system(struct chat *c, const char *argument) {
     return EXIT_OK;
 }
 
+/* Refuses an existing file: a conversation typed over another is not undone. */
 static int do_save(struct chat *c, const char *argument) {
     lily_err err = {0};
     if (!*argument) return fail_text("/save: expected a file name");
@@ -246,6 +248,7 @@ static void do_help(void) {
          "Ctrl-C stops an answer, Ctrl-D leaves.");
 }
 
+/* text is what followed the slash; it is cut apart in place. */
 static void run_chat_command(struct chat *c, char *text) {
     size_t n = strcspn(text, " \t");
     char *argument = text + n;
@@ -312,6 +315,8 @@ static int take_turn(struct chat *c, lily_err *err) {
     return LILY_OK;
 }
 
+/* One entry of the user: a command, or a message and the turns that follow from it. A turn that
+ * fails leaves the conversation as it was before. */
 static void take_entry(struct chat *c) {
     lily_err err = {0};
     char *text = c->line.data;
@@ -334,6 +339,7 @@ static bool told_to_leave(void) {
     return interrupted() && interrupted() != SIGINT;
 }
 
+/* The loop behind the prompt, until Ctrl-D, /quit or a signal. */
 static void talk(struct chat *c) {
     while (!c->leaving && !told_to_leave()) {
         interrupt_clear();

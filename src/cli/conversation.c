@@ -61,6 +61,8 @@ static char *messages_text(const struct conversation *c, size_t flags) {
     return text;
 }
 
+/* preserve_thinking: a turn rendered otherwise than it was generated would have to be read again.
+ */
 static int render(const struct conversation *c, lily_tokens *prompt, lily_err *err) {
     char *messages = messages_text(c, 0);
     if (!messages) return ERR(err, LILY_EINVAL, "system message: found bytes that are not UTF-8");

@@ -20,6 +20,7 @@ static void print_commands(FILE *to, const struct command *commands, size_t n) {
         program_name);
 }
 
+/* argv[0] is the command's name. */
 static int run_command(const struct command *commands, size_t n, int argc, char **argv) {
     for (size_t i = 0; i < n; i++)
         if (strcmp(argv[0], commands[i].name) == 0) return commands[i].run(argc, argv);

@@ -78,6 +78,7 @@ static int parse_ids(const char *path, const char *text, lily_tokens *out, lily_
     return LILY_OK;
 }
 
+/* The engine would refuse these too, but it does not know which file they came from. */
 static int check_ids(const char *path, const lily_tokens *t, int32_t vocab, lily_err *err) {
     if (t->n < 2)
         return ERR(err, LILY_EINVAL, "%s: found %zu tokens, expected at least 2", path, t->n);
@@ -109,6 +110,7 @@ static int score_row(void *arg, size_t i, const float *logits) {
     return work_bar_update(&w->bar, "eval", "tok", w->done, w->tokens.n);
 }
 
+/* Windows share nothing: each starts from an empty session. */
 static int score_windows(struct eval_work *w, lily_err *err) {
     for (w->base = 0; w->base < w->tokens.n; w->base += w->length, w->windows++) {
         size_t left = w->tokens.n - w->base;
@@ -128,6 +130,7 @@ static int score_windows(struct eval_work *w, lily_err *err) {
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
+/* Text is tokenised as plain text: a control token spelled in it stays text. */
 static int load_tokens(const struct eval_options *o, struct eval_work *w, lily_err *err) {
     struct buf text = {0};
     const char *path = o->text ? o->text : o->ids;
@@ -170,6 +173,7 @@ static int eval(const struct eval_options *o, struct eval_work *w, struct eval_s
     return rc;
 }
 
+/* The digest covers every logit: equal digests mean bit-identical logits. */
 static int print_score(const struct eval_options *o, const struct eval_work *w,
                        const struct eval_score *s) {
     char digest[24];

@@ -33,6 +33,7 @@ int cmd_inspect(int argc, char **argv) {
     if (lily_inspect(model ? model : operand, &text, &err)) return fail(&err);
     json_t *doc = take_json(text, "inspect");
     if (!doc) return EXIT_FAILED;
+    /* Scripts ask by the exit status whether a checkpoint can be run. */
     status = json_array_size(json_object_get(doc, "faults")) ? EXIT_FAILED : EXIT_OK;
     if (json) {
         int printed = print_json(doc);

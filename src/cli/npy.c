@@ -55,6 +55,7 @@ int npy_open(const char *path, size_t rows, size_t columns, struct npy_writer **
     return LILY_OK;
 }
 
+/* Rows go out as they come: a vocabulary times a book does not fit memory. */
 int npy_row(struct npy_writer *w, const float *row, lily_err *err) {
     if (w->written == w->rows)
         return ERR(err, LILY_EINVAL, "npy: found more than the %zu rows announced", w->rows);

@@ -126,6 +126,7 @@ int usage_error(const char *command, const char *fmt, ...) {
     return EXIT_USAGE;
 }
 
+/* shown is the option as typed, name its part without dashes (empty: nothing to guess from). */
 static int unknown_option(const struct usage *u, const char *shown, const char *name) {
     const char *names[NAMES_MAX] = {"help"};
     size_t n = 1;
@@ -154,6 +155,7 @@ static void print_wrapped(const char *text, int column, int indent) {
     putchar('\n');
 }
 
+/* As --max-body takes it: 33554432 is 32M. */
 static void format_size(char *out, size_t room, size_t v) {
     const char *suffix = "";
     if (v && v % ((size_t)1 << 20) == 0) v >>= 20, suffix = "M";
@@ -217,11 +219,13 @@ static void print_help(const struct usage *u) {
 
 /* ---- parsing --------------------------------------------------------------------------------- */
 
+/* Without a range of its own an option takes what is not negative. */
 static bool in_range(const struct option *o, double v) {
     if (o->min == 0 && o->max == 0) return v >= 0;
     return v >= o->min && v <= o->max;
 }
 
+/* wanted: "an integer", "a number", "integers". */
 static int range_error(const struct usage *u, const struct option *o, const char *text,
                        const char *wanted) {
     if (o->min == 0 && o->max == 0)
@@ -251,6 +255,7 @@ static int set_texts(const struct usage *u, const struct option *o, const char *
     return OPTIONS_GO_ON;
 }
 
+/* Stores text, checked, where the option says. */
 static int set_value(const struct usage *u, const struct option *o, const char *text) {
     int64_t i;
     double d;

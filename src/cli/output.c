@@ -69,6 +69,7 @@ int output_status(int status) {
     return status == EXIT_OK ? EXIT_FAILED : status;
 }
 
+/* A signal ends the wait for a slow writer or a person. */
 static int read_stdin(size_t limit, struct buf *out, lily_err *err) {
     char chunk[65536];
     size_t n;

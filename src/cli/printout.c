@@ -22,6 +22,7 @@ void printout_free(struct printout *a) {
     json_decref(a->calls);
 }
 
+/* A person's terminal is protected from control characters; a file gets the bytes as they are. */
 static void print_text(struct printout *a, const char *text, size_t n) {
     if (n == 0) return;
     if (a->watched)
@@ -44,6 +45,7 @@ static void enter_part(struct printout *a, enum answer_part part) {
     a->part = part;
 }
 
+/* Every piece is flushed: it should be seen, or refused by a reader that left, at once. */
 static void print_piece(struct printout *a, enum answer_part part, const char *text, size_t n) {
     if (a->quiet || (part == ANSWER_REASONING && !a->watched)) return;
     work_bar_end(&a->bar);
@@ -61,6 +63,7 @@ static void keep(struct printout *a, struct buf *b, const char *text, size_t n) 
     if (!buf_append(b, text, n)) a->no_memory = true;
 }
 
+/* One finished call becomes an item of calls. */
 static void keep_call(struct printout *a) {
     const char *text = a->args.len ? a->args.data : "{}";
     json_t *arguments = json_loads(text, JSON_DECODE_ANY, NULL);

@@ -25,6 +25,7 @@ struct run_work {
     struct printout answer;
 };
 
+/* Operand, file and standard input in the order that the help promises. */
 static int read_prompt(const struct run_options *o, struct buf *out, lily_err *err) {
     bool from_stdin = o->file ? strcmp(o->file, "-") == 0 : !o->prompt;
     if (from_stdin && isatty(STDIN_FILENO) && !o->file)
@@ -46,6 +47,7 @@ static bool ends_in_think(const char *text) {
     return last && !strstr(last, "</think>");
 }
 
+/* The prompt's tokens: through the chat template, or as they are. */
 static int render_prompt(const struct run_options *o, struct run_work *w, lily_err *err) {
     if (o->raw) return lily_tokenize(w->engine, w->text.data, w->text.len, true, &w->prompt, err);
     json_t *messages = json_array();
@@ -91,6 +93,7 @@ static int generate(struct run_options *o, struct run_work *w, lily_result *resu
     return rc;
 }
 
+/* The prompt is read before the model is loaded: a wrong file name should not cost a load. */
 static int run(struct run_options *o, struct run_work *w, lily_err *err) {
     lily_result result;
     int rc = read_prompt(o, &w->text, err);

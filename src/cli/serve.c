@@ -13,6 +13,7 @@ struct serve_work {
     lily_engine *engine;
 };
 
+/* An address only this machine reaches. */
 static bool is_loopback(const char *host) {
     return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 ||
            strcmp(host, "localhost") == 0;

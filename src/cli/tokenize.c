@@ -40,6 +40,7 @@ static void print_piece(const char *bytes, size_t n) {
     json_decref(whole);
 }
 
+/* JSON keeps to ids and count: a piece may be half a code point, which JSON cannot hold. */
 static int print_tokens(const struct tokenize_options *o, struct tokenize_work *w) {
     if (o->model.json) {
         json_t *ids = json_array();
@@ -87,6 +88,7 @@ static int decode(struct tokenize_work *w, const char *ids, lily_err *err) {
     }
 }
 
+/* Bytes as they are, so that decoding inverts tokenising exactly. */
 static int print_decoded(const struct tokenize_options *o, const struct tokenize_work *w) {
     if (!o->model.json) {
         fwrite(w->decoded.data, 1, w->decoded.len, stdout);
