@@ -104,11 +104,12 @@ $(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.c.o $(BUILD)/liblily.a
 
 $(BUILD)/src/backend/cpu/kernels/%_avx2.c.o: CFLAGS += -mavx2 -mfma -mf16c
 $(BUILD)/src/backend/cpu/kernels/%_avx512.c.o: CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c
+$(BUILD)/src/backend/cpu/kernels/%_neon.c.o: CFLAGS += -march=armv8.2-a+dotprod
 $(BUILD)/%.c.o: %.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 $(BUILD)/src/ckpt/embedded.S.o: src/ckpt/embedded.S $(wildcard $(STANDIN)/*)
 	@mkdir -p $(@D)
-	$(CC) -DSTANDIN='"$(STANDIN)"' -c -o $@ $<
+	$(CC) -I$(STANDIN) -c -o $@ $<
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
