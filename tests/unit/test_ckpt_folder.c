@@ -232,6 +232,34 @@ static void test_vocabulary(void **state) {
     ckpt_free(c);
 }
 
+/* Without a path: the stand-in of this build, or a clear word that there is none. */
+static void test_standin(void **state) {
+    (void)state;
+    lily_err err = {0};
+    struct ckpt *c = NULL;
+    int rc = fx_load(NULL, false, &c, &err);
+#ifdef LILY_EMBEDDED_STANDIN
+    if (rc != 0) fail_msg("%s", err.msg);
+    assert_string_equal(ckpt_kind(c), "embedded");
+    assert_string_equal(fx_warnings, "");
+    const struct weights *w = ckpt_weights(c);
+    assert_ptr_equal(w->shape, &shape_mini);
+    assert_int_equal(w->layers, shape_mini.layers);
+    assert_true(w->vocab_used > 256 && w->vocab_used <= shape_mini.vocab);
+    assert_non_null(ckpt_text(c, "generation_config.json", NULL));
+    ckpt_free(c);
+#else
+    if (rc == 0) { /* models/mini lies beside the program */
+        assert_string_equal(ckpt_kind(c), "MLX 4-bit folder");
+        ckpt_free(c);
+        return;
+    }
+    assert_int_equal(rc, LILY_ENOENT);
+    fx_message_has(err.msg, "this build has no embedded stand-in");
+    fx_message_has(err.msg, "give a checkpoint with -m");
+#endif
+}
+
 /* ---- files and index ------------------------------------------------------------------------- */
 
 static void test_missing_files(void **state) {
@@ -506,6 +534,7 @@ int main(void) {
         cmocka_unit_test(test_templates),
         cmocka_unit_test(test_older_sibling),
         cmocka_unit_test(test_vocabulary),
+        cmocka_unit_test(test_standin),
         cmocka_unit_test(test_missing_files),
         cmocka_unit_test(test_gguf),
         cmocka_unit_test(test_cut_by_one_byte),
