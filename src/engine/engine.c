@@ -114,7 +114,7 @@ static int check_options(const lily_engine_options *o, const struct shape *shape
 static int load_text(lily_engine *e, const struct engine_parts *parts, lily_err *err) {
     int32_t used = e->weights->vocab_used, rows = e->weights->shape->vocab;
     int rc;
-    e->im_start = e->think_begin = e->think_end = e->tool_call = -1;
+    e->im_start = e->think_begin = e->think_end = -1;
     if (parts->tokenizer.text) {
         rc = tokenizer_load(parts->tokenizer.text, parts->tokenizer.size, &e->tokenizer, err);
         if (rc) return err_prefix(err, rc, "tokenizer.json");
@@ -129,7 +129,6 @@ static int load_text(lily_engine *e, const struct engine_parts *parts, lily_err 
         e->im_start = tokenizer_find(e->tokenizer, "<|im_start|>");
         e->think_begin = tokenizer_find(e->tokenizer, "<think>");
         e->think_end = tokenizer_find(e->tokenizer, "</think>");
-        e->tool_call = tokenizer_find(e->tokenizer, "<tool_call>");
     } else {
         engine_log(e, "tokenizer.json: absent; token ids only, no text");
     }

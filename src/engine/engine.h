@@ -18,9 +18,9 @@ struct lily_engine {
     struct backend_model *model; /* owned */
     struct tokenizer *tokenizer; /* owned; NULL: the checkpoint has none, ids only */
     struct defaults defaults;
-    struct sampler_vocab vocab;                          /* its holes are owned */
-    int32_t im_start, think_begin, think_end, tool_call; /* control tokens, -1: none */
-    int32_t context;                                     /* tokens of the largest session */
+    struct sampler_vocab vocab;               /* its holes are owned */
+    int32_t im_start, think_begin, think_end; /* control tokens, -1: none */
+    int32_t context;                          /* tokens of the largest session */
     int32_t sessions, max_sessions;
     uint64_t state_bytes; /* budget of a session's state checkpoints */
     double load_seconds;

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "engine/session.h"
+#include "text/json_text.h"
 #include "text/reply.h"
 
 struct run {
@@ -14,7 +15,7 @@ struct run {
     json_t *tools;
     int32_t limit; /* output tokens at most */
     bool refused;  /* on_event asked to stop: it is not called again */
-    bool in_think; /* the next token is inside the think block */
+    bool in_think; /* the prompt ends inside the think block */
     bool ended;    /* by an end-of-turn token */
 };
 
@@ -89,11 +90,10 @@ static int open_reply(struct run *r, lily_err *err) {
         return ERR(err, LILY_EINVAL, "stop: the checkpoint has no tokenizer.json to find text by");
     }
     if (q->tools) {
-        json_error_t at;
-        r->tools = json_loads(q->tools, 0, &at);
+        int rc = json_text_load("tools", q->tools, strlen(q->tools), &r->tools, err);
+        if (rc) return rc;
         if (!json_is_array(r->tools)) {
-            return ERR(err, LILY_EINVAL, "tools: expected a JSON array%s%s", r->tools ? "" : ": ",
-                       r->tools ? "" : at.text);
+            return ERR(err, LILY_EINVAL, "tools: expected a JSON array");
         }
     }
     const struct reply_options options = {.tokenizer = e->tokenizer,
@@ -113,14 +113,6 @@ static bool ends_turn(const lily_engine *e, int32_t id) {
     return false;
 }
 
-static void count(struct run *r, int32_t id, lily_result *result) {
-    const lily_engine *e = r->session->engine;
-    result->output_tokens++;
-    result->reasoning_tokens += r->in_think;
-    /* A tool call that starts inside the think block ends it as well. */
-    if (id == e->think_end || id == e->tool_call) r->in_think = false;
-}
-
 /* Samples until the request ends; the last token sampled is not appended to the session. */
 static int decode(struct run *r, lily_result *result, lily_err *err) {
     lily_session *s = r->session;
@@ -128,7 +120,7 @@ static int decode(struct run *r, lily_result *result, lily_err *err) {
         bool stopped = false;
         int32_t id = sampler_pick(s->sampler, s->logits);
         bool end = ends_turn(s->engine, id);
-        count(r, id, result);
+        result->output_tokens++;
         if (end && !r->request->ignore_eos) {
             r->ended = true;
             result->finish = LILY_FINISH_STOP;
@@ -146,6 +138,7 @@ static int decode(struct run *r, lily_result *result, lily_err *err) {
 /* Hands out what the splitter held back and settles how the request ended. */
 static int finish(struct run *r, int rc, lily_result *result, lily_err *err) {
     bool cancelled = rc == LILY_ECANCELED || r->refused;
+    if (r->reply) result->reasoning_tokens = reply_reasoning_tokens(r->reply);
     if (cancelled) rc = 0;
     if (!rc && r->reply && !r->refused) {
         rc = reply_finish(r->reply, err);

@@ -173,7 +173,7 @@ static void test_reasoning(void **state) {
     open_setting(&t, (lily_engine_options){0}, "plan\n</think>\n\ndone<|im_end|>");
     t.request.in_think = true;
     expect(&t, LILY_FINISH_STOP, 5 + 1 + 2 + 4 + 1, "plan", "done");
-    assert_int_equal(t.result.reasoning_tokens, 6);
+    assert_int_equal(t.result.reasoning_tokens, 5);
     close_setting(&t);
 }
 
@@ -224,7 +224,7 @@ static void test_tool_call(void **state) {
     close_setting(&t);
 }
 
-/* A call inside the think block ends the reasoning. */
+/* A call inside the think block is a call; its tokens are not reasoning. */
 static void test_tool_call_in_reasoning(void **state) {
     (void)state;
     struct setting t;
@@ -234,7 +234,7 @@ static void test_tool_call_in_reasoning(void **state) {
     t.request.in_think = true;
     assert_int_equal(generate(&t), 0);
     assert_int_equal(t.result.finish, LILY_FINISH_TOOLS);
-    assert_int_equal(t.result.reasoning_tokens, 6);
+    assert_int_equal(t.result.reasoning_tokens, 5);
     assert_int_equal(t.seen.tool_ends, 1);
     close_setting(&t);
 }
