@@ -60,6 +60,10 @@ int parallel_for(size_t n, int (*item)(void *arg, size_t i, lily_err *err),
     while (started < others && pthread_create(&thread[started], NULL, worker, &j) == 0) started++;
     work(&j, true);
     for (size_t i = 0; i < started; i++) pthread_join(thread[i], NULL);
+    /* Once more when all is done, however few pieces the calling thread came to take itself. */
+    lily_err last = {0};
+    int stopped = tick && atomic_load(&j.rc) == 0 ? tick(arg, &last) : 0;
+    if (stopped != 0) stop(&j, stopped, &last);
     pthread_mutex_destroy(&j.lock);
     int rc = atomic_load(&j.rc);
     if (rc != 0 && err) *err = j.err;

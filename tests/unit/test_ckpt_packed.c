@@ -258,35 +258,40 @@ static void test_forged_directories(void **state) {
 
 /* ---- failures while writing ------------------------------------------------------------------ */
 
-static int stop_after(void *arg, uint64_t done, uint64_t total) {
-    (void)done;
+/* Stops as soon as that many bytes are done. */
+static int stop_at(void *arg, uint64_t done, uint64_t total) {
     (void)total;
-    return --*(int *)arg <= 0;
+    return done >= *(uint64_t *)arg;
 }
 
+/* At once, while scales are checked, and in the midst of 6.8 MB of writing. */
 static void test_interrupted(void **state) {
     (void)state;
     const char *folder = fx_synth("i");
     mkdir(fx_path("out"), 0755);
-    for (int calls = 1; calls < 8; calls += 3) {
-        int left = calls;
-        struct ckpt_options o = {.progress = stop_after, .progress_arg = &left};
+    const uint64_t bytes[] = {0, 1 << 18, 3 << 20, 6 << 20};
+    for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++) {
+        uint64_t at = bytes[i];
+        struct ckpt_options o = {.progress = stop_at, .progress_arg = &at};
         lily_err err = {0};
+        struct ckpt *c;
         assert_int_equal(ckpt_pack(folder, fx_path("out/x.lily"), &o, &err), LILY_ECANCELED);
         fx_only(fx_path("out"), NULL);
-        left = calls;
-        struct ckpt_synth_options s = {.shape = "mini",
-                                       .layers = 4,
-                                       .packed = calls == 4,
-                                       .progress = stop_after,
-                                       .progress_arg = &left};
-        assert_int_equal(ckpt_synth(fx_path("out/s"), &s, &err), LILY_ECANCELED);
-        fx_only(fx_path("out"), NULL);
+        if (i < 2) assert_int_equal(ckpt_load(folder, &o, &c, &err), LILY_ECANCELED);
+        for (int packed = 0; packed < 2; packed++) {
+            struct ckpt_synth_options s = {.shape = "mini",
+                                           .layers = 4,
+                                           .packed = packed,
+                                           .progress = stop_at,
+                                           .progress_arg = &at};
+            assert_int_equal(ckpt_synth(fx_path("out/s"), &s, &err), LILY_ECANCELED);
+            fx_only(fx_path("out"), NULL);
+        }
     }
     /* An older file of that name stays as it was. */
     fx_write_text(fx_path("out/x.lily"), "old");
-    int left = 2;
-    struct ckpt_options o = {.progress = stop_after, .progress_arg = &left};
+    uint64_t at = 3 << 20;
+    struct ckpt_options o = {.progress = stop_at, .progress_arg = &at};
     lily_err err = {0};
     assert_int_equal(ckpt_pack(folder, fx_path("out/x.lily"), &o, &err), LILY_ECANCELED);
     size_t n;
