@@ -210,6 +210,17 @@ def test_connection_is_kept(fake):
         assert b"two" in raw.read_until(b'"two"')
 
 
+def test_http_1_0_stream_ends_with_the_connection(fake):
+    data = json.dumps(body("say one two", stream=True)).encode()
+    with fake.raw() as raw:
+        raw.send(b"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(data))
+        raw.send(data)
+        head, text = raw.read_all().split(b"\r\n\r\n", 1)
+    assert b"chunked" not in head.lower()
+    message, finish = joined(events(text.decode())[0])
+    assert message["content"] == "one two" and finish == "stop"
+
+
 # ---- errors -------------------------------------------------------------------------------------
 
 def test_bad_requests_name_the_field(fake):
