@@ -1,8 +1,9 @@
-# lily. `make` lists the targets. Options: BUILD=build/dir CC=clang SAN=address,undefined
+# lily. `make` lists the targets. Options: BUILD=build/dir CC=clang SAN=address,undefined V=1
 BUILD     ?= build/release
 REFERENCE ?= ../shared
 CC        ?= cc
 SAN       ?=
+Q         := $(if $(V),,@)
 OS        := $(shell uname -s)
 ARCH      := $(shell uname -m)
 PYTHON    := .venv/bin/python
@@ -16,12 +17,19 @@ ifneq ($(SAN),)
 CFLAGS += -O1 -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all
 endif
 
+ifeq ($(OS),Darwin)
+# brew keeps these two apart from the system's own.
+BREW := $(shell brew --prefix 2>/dev/null)
+export PKG_CONFIG_PATH := $(BREW)/opt/libedit/lib/pkgconfig:$(BREW)/opt/openssl/lib/pkgconfig:$(PKG_CONFIG_PATH)
+CFLAGS += -I$(BREW)/include
+LDLIBS_EXTRA := -L$(BREW)/lib
+endif
 # Libraries: the core needs the first four, linked statically; the full program the others too.
 CORE_LIBS := jansson libpcre2-8 libutf8proc libcrypto
 FULL_LIBS := libmicrohttpd libedit
 LIBS      := $(CORE_LIBS) $(FULL_LIBS)
 CFLAGS    += $(shell pkg-config --cflags $(LIBS) 2>/dev/null)
-LDLIBS    := $(shell pkg-config --libs $(LIBS) 2>/dev/null) -lpthread -lm -ldl
+LDLIBS    := $(LDLIBS_EXTRA) $(shell pkg-config --libs $(LIBS) 2>/dev/null) -lpthread -lm -ldl
 STATIC    := $(foreach l,jansson pcre2-8 utf8proc crypto,-l:lib$(l).a)
 
 SRC_CORE := $(wildcard src/base/*.c src/model/*.c src/model/shapes/*.c src/ckpt/*.c src/text/*.c \
@@ -83,33 +91,42 @@ clean:
 	rm -rf build
 
 $(BUILD)/lily: $(call OBJ,src/cli/main.c) $(BUILD)/liblily.a
-	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+	@echo "  LINK $@"
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 $(BUILD)/liblily.a: $(call OBJ,$(SRC_LIB)) $(EMBED)
 	@rm -f $@
-	ar rcs $@ $^
+	@echo "  AR   $@"
+	$(Q)ar rcs $@ $^
 $(BUILD)/lily-core: $(call OBJ,$(SRC_CORE)) $(EMBED)
-	$(CC) $(CFLAGS) -o $@ $^ $(if $(filter Linux,$(OS)),$(STATIC),$(LDLIBS)) -lpthread -lm -ldl
+	@echo "  LINK $@"
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(if $(filter Linux,$(OS)),$(STATIC),$(LDLIBS)) -lpthread -lm -ldl
 # The text layer alone, for tests that compare it with other programs.
 $(BUILD)/tests/text_driver: $(call OBJ,tests/text/driver.c $(wildcard src/text/*.c src/base/*.c))
-	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+	@echo "  LINK $@"
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 # The server over a scripted engine, for tests of timing, hang-ups and hostile clients.
 $(BUILD)/fake-serve: $(call OBJ,tests/e2e/fake_engine.c src/text/json_text.c $(wildcard src/serve/*.c src/base/*.c))
-	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+	@echo "  LINK $@"
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 $(BUILD)/tests/%: $(BUILD)/tests/unit/%.c.o $(BUILD)/liblily.a
-	$(CC) $(CFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
+	@echo "  LINK $@"
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
 # Fuzzers need clang and their own build: make CC=clang SAN=fuzzer-no-link,address BUILD=build/fuzz fuzz
 $(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.c.o $(BUILD)/liblily.a
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
+	@echo "  LINK $@"
+	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
 
 $(BUILD)/src/backend/cpu/kernels/%_avx2.c.o: CFLAGS += -mavx2 -mfma -mf16c
 $(BUILD)/src/backend/cpu/kernels/%_avx512.c.o: CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c
 $(BUILD)/src/backend/cpu/kernels/%_neon.c.o: CFLAGS += -march=armv8.2-a+dotprod
 $(BUILD)/%.c.o: %.c Makefile
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+	@echo "  CC   $<"
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 $(BUILD)/src/ckpt/embedded.S.o: src/ckpt/embedded.S $(wildcard $(STANDIN)/*)
 	@mkdir -p $(@D)
-	$(CC) -I$(STANDIN) -c -o $@ $<
+	@echo "  CC   $<"
+	$(Q)$(CC) -I$(STANDIN) -c -o $@ $<
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
