@@ -148,6 +148,7 @@ typedef struct lily_request {
     size_t n_stops;
     const char *tools;      /* NULL or the JSON array the prompt was rendered with */
     bool in_think;          /* the prompt ends inside a think block */
+    bool no_calls;          /* no tools were offered: a call that the model writes is text */
     bool ignore_eos;        /* measurements: go on after an end token */
     lily_event_fn on_event; /* may be NULL */
     void *arg;

@@ -100,7 +100,8 @@ static int open_reply(struct run *r, lily_err *err) {
                                           .in_think = r->in_think,
                                           .tools = r->tools,
                                           .stops = q->stops,
-                                          .n_stops = q->n_stops};
+                                          .n_stops = q->n_stops,
+                                          .no_calls = q->no_calls};
     return reply_new(&options, on_reply, r, &r->reply, err);
 }
 

@@ -61,6 +61,7 @@ static int generate(struct run *run, lily_result *result, lily_err *err) {
         .stops = (const char *const *)chat->stops,
         .n_stops = chat->n_stops,
         .tools = chat->tools,
+        .no_calls = !chat->tools,
         .in_think = chat->thinking,
         .ignore_eos = chat->ignore_eos,
         .on_event = on_event,

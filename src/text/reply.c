@@ -323,8 +323,9 @@ int reply_new(const struct reply_options *options, reply_fn fn, void *arg, struc
     r->content.kind = REPLY_CONTENT;
     r->think_open = tokenizer_find(r->tokenizer, "<think>");
     r->think_close = tokenizer_find(r->tokenizer, "</think>");
-    r->call_open = tokenizer_find(r->tokenizer, "<tool_call>");
-    r->call_close = tokenizer_find(r->tokenizer, "</tool_call>");
+    /* No token has the id -1: both tags are then text like any other added token. */
+    r->call_open = options->no_calls ? -1 : tokenizer_find(r->tokenizer, "<tool_call>");
+    r->call_close = options->no_calls ? -1 : tokenizer_find(r->tokenizer, "</tool_call>");
     r->call.tools = options->tools;
     r->call.sink = (struct tool_call_sink){on_call_begin, on_call_args, on_call_end, r};
     *out = r;

@@ -47,6 +47,7 @@ struct reply_options {
                                * Outlives the reply */
     const char *const *stops; /* [n_stops] stop strings, looked for in content only */
     size_t n_stops;
+    bool no_calls; /* nobody expects tool calls: what looks like one is text */
 };
 
 struct reply;

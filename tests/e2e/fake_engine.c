@@ -240,13 +240,14 @@ static void do_show(struct play *p) {
     json_t *stops = json_array();
     for (size_t i = 0; i < r->n_stops; i++) json_array_append_new(stops, json_string(r->stops[i]));
     json_t *all = json_pack(
-        "{s:f, s:i, s:f, s:f, s:f, s:f, s:f, s:I, s:b, s:o, s:o, s:i, s:b, s:b, s:s?}",
+        "{s:f, s:i, s:f, s:f, s:f, s:f, s:f, s:I, s:b, s:o, s:o, s:i, s:b, s:b, s:b, s:s?}",
         "temperature", (double)s->temperature, "top_k", (int)s->top_k, "top_p", (double)s->top_p,
         "min_p", (double)s->min_p, "presence_penalty", (double)s->presence_penalty,
         "frequency_penalty", (double)s->frequency_penalty, "repetition_penalty",
         (double)s->repetition_penalty, "seed", (json_int_t)s->seed, "random_seed",
         (int)s->random_seed, "bias", bias, "stops", stops, "max_tokens", (int)r->max_tokens,
-        "in_think", (int)r->in_think, "ignore_eos", (int)r->ignore_eos, "tools", r->tools);
+        "in_think", (int)r->in_think, "ignore_eos", (int)r->ignore_eos, "no_calls",
+        (int)r->no_calls, "tools", r->tools);
     char *text = json_dumps(all, 0);
     json_decref(all);
     if (text) emit_text(p, LILY_EVENT_CONTENT, text, strlen(text));

@@ -149,7 +149,10 @@ def test_fields_reach_the_engine(fake):
     assert given["repetition_penalty"] == 1.25 and given["bias"] == {"5": -100}
     assert given["stops"] == ["x", "y"] and given["max_tokens"] == 99
     assert json.loads(given["tools"]) == [tool]
-    assert shown(tools=[tool], tool_choice="none")["tools"] is None
+    assert not given["no_calls"]
+    for more in [{}, {"tools": []}, {"tools": [tool], "tool_choice": "none"}]:
+        without = shown(**more)  # what looks like a call is then text
+        assert without["tools"] is None and without["no_calls"]
     assert shown(stop="x")["stops"] == ["x"]
 
 

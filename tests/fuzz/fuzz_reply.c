@@ -125,6 +125,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct reply_options options = {.tokenizer = t,
                                     .in_think = data[0] & 1,
                                     .tools = data[0] & 2 ? tools : NULL,
+                                    .no_calls = (data[0] & 8) != 0,
                                     .stops = stops,
                                     .n_stops = data[0] & 4 ? 2 : 0};
     struct seen bytes = {0}, pieces = {0};

@@ -216,6 +216,14 @@ static void test_tool_call(void **state) {
     t.request.max_tokens = (int32_t)t.script.n - 1;
     assert_int_equal(generate(&t), 0);
     assert_int_equal(t.result.finish, LILY_FINISH_LENGTH);
+    forget(&t.seen); /* nobody offered a tool: the same tokens are text */
+    t.request.max_tokens = 0;
+    t.request.no_calls = true;
+    assert_int_equal(generate(&t), 0);
+    assert_int_equal(t.result.finish, LILY_FINISH_STOP);
+    assert_int_equal(t.seen.tool_ends, 0);
+    assert_string_equal(text(&t.seen.content), call_text);
+    t.request.no_calls = false;
     t.request.tools = "{}";
     assert_int_equal(generate(&t), LILY_EINVAL);
     t.request.tools = "[";

@@ -70,6 +70,7 @@ struct script {
     bool answer; /* the prompt did not end in a think block */
     const char *tools;
     const char *stops[3];
+    bool no_calls;
     const char *want;
     bool stopped;
     int reasoning_tokens; /* > 0: checked where every byte is a token */
@@ -114,7 +115,8 @@ static void run_script(const struct script *q, size_t cut, bool every_byte) {
                                     .in_think = !q->answer,
                                     .tools = tools,
                                     .stops = q->stops,
-                                    .n_stops = n_stops};
+                                    .n_stops = n_stops,
+                                    .no_calls = q->no_calls};
     struct seen seen = {0};
     struct reply *r;
     bool stopped = false;
@@ -383,6 +385,24 @@ static void test_cut_off_calls_are_closed(void **state) {
                           .want = "F0 f({\"a\": \"\xef\xbf\xbd\"})"});
 }
 
+/* Nobody offered a tool: the tags are the text they spell, in the answer and in the block. */
+static void test_calls_nobody_expects(void **state) {
+    (void)state;
+    check((struct script){.text = "A " CALL "\n<function=f>\n</function>\n" CALL_END " B",
+                          .answer = true,
+                          .no_calls = true,
+                          .want = "C(A <tool_call>\n<function=f>\n</function>\n</tool_call> B)"});
+    check((struct script){.text = "p" CALL "q" CALL_END THINK_END "\n\nA" CALL_END,
+                          .no_calls = true,
+                          .want = "R(p<tool_call>q</tool_call>)C(A</tool_call>)"});
+    check((struct script){.text = "A" CALL "bSTOP" CALL_END,
+                          .answer = true,
+                          .no_calls = true,
+                          .stops = {"STOP"},
+                          .want = "C(A<tool_call>b)",
+                          .stopped = true});
+}
+
 static void check_value(const char *key, const char *value, const char *json) {
     char text[512], want[512];
     snprintf(text, sizeof text,
@@ -536,6 +556,7 @@ int main(void) {
         cmocka_unit_test(test_call_inside_the_think_block),
         cmocka_unit_test(test_malformed_calls_are_text),
         cmocka_unit_test(test_cut_off_calls_are_closed),
+        cmocka_unit_test(test_calls_nobody_expects),
         cmocka_unit_test(test_arguments_by_schema),
         cmocka_unit_test(test_arguments_given_twice),
         cmocka_unit_test(test_arguments_flow),
