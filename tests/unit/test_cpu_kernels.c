@@ -151,7 +151,7 @@ static void check_products(int32_t rows, int32_t cols, int32_t tokens) {
                                 want + (size_t)index[t] * (size_t)rows, (size_t)rows * sizeof *got);
             struct qrows one = {q.q + (size_t)t * GROUP_BYTES, q.s + (size_t)t * 2, q.rows};
             float *y = got;
-            (*k)->matvec4(&m, rows - 16, rows, &one, y);
+            (*k)->matvec4(&m, rows - 16, rows, &one, y, (struct ahead){&m, 0});
             assert_memory_equal(y, want + (size_t)t * (size_t)rows + (size_t)(rows - 16),
                                 16 * sizeof *y);
             (*k)->matmul4(&m, 0, rows, &q, index, tokens, got, (size_t)rows);

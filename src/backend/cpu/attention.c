@@ -180,6 +180,7 @@ void attention(struct worker *w, int32_t layer, const struct qrows *in) {
     else
         attend_rows(w, layer);
     trace_rows(w, STAGE_ATTN_MIX, layer, x->mix, (size_t)m->mix_width, s->q_dim);
+    if (x->rows == 1) project_fetch(w, (const struct mat *[]){&a->o_proj}, 1);
     cpu_pool_barrier(m->pool);
     project(w, (struct product[]){{&a->o_proj, x->out}}, 1, &x->mix_q, x->rows, (size_t)s->hidden);
 }

@@ -188,6 +188,11 @@ struct product {
  * they were one tall matrix. No barrier. */
 void project(struct worker *w, const struct product *products, int32_t count,
              const struct qrows *in, int32_t rows, size_t ldo);
+/* Decode: asks memory for the first rows of this thread's part of such a product, or of the first
+ * product of a layer (number `layers`: of the head), before a barrier that would let memory rest.
+ */
+void project_fetch(struct worker *w, const struct mat *const *mats, int32_t count);
+void layer_fetch(struct worker *w, int32_t layer);
 /* The same for the small matrices that take float inputs [rows][ldx]. */
 void project_float(struct worker *w, const struct product *products, int32_t count, const float *in,
                    size_t ldx, int32_t rows, size_t ldo);

@@ -48,6 +48,7 @@ static void layer_row(struct worker *w, int32_t layer) {
     trace_rows(w, STAGE_EXPERTS, layer, x->out, h, s->hidden);
     trace_rows(w, STAGE_SHARED, layer, x->shared, h, s->hidden);
     trace_rows(w, STAGE_LAYER_OUT, layer, x->x, h, s->hidden);
+    layer_fetch(w, layer + 1);
     cpu_pool_barrier(m->pool);
 }
 

@@ -146,6 +146,7 @@ void deltanet(struct worker *w, int32_t layer, const float *in, size_t ldx,
     trace_rows(w, STAGE_GDN_DELTA, layer, x->mix, (size_t)m->mix_width, s->gdn_v_dim);
     for (int32_t v = VALUES_PER_KEY * begin; v < VALUES_PER_KEY * end; v++) gate_head(w, layer, v);
     trace_rows(w, STAGE_GDN_NORM, layer, x->mix, (size_t)m->mix_width, s->gdn_v_dim);
+    if (x->rows == 1) project_fetch(w, (const struct mat *[]){&d->out_proj}, 1);
     cpu_pool_barrier(m->pool);
     project(w, (struct product[]){{&d->out_proj, x->out}}, 1, &x->mix_q, x->rows,
             (size_t)s->hidden);

@@ -46,6 +46,34 @@ static void row_experts(const struct backend_model *m, const float *routing, int
     weight[top_k] = 1.0f / (1.0f + expf(-m->x.scores[experts]));
 }
 
+/* This thread's groups of the hidden activations of all experts of the row: the groups of one
+ * expert follow each other, so that its rows are read in one go. */
+static void row_hidden(struct worker *w, const struct moe_weights *moe, const int32_t *id,
+                       const struct qrows *in_q) {
+    const struct kernels *k = w->m->k;
+    const struct shape *s = model_shape(w->m);
+    struct lane *lane = w->lane;
+    int32_t groups = s->expert_width / GROUP, begin, end;
+    cpu_pool_part(s->top_k * groups + s->shared_width / GROUP, w->thread, w->threads, &begin, &end);
+    for (int32_t i = begin; i < end;) {
+        int32_t n = i / groups < s->top_k ? i / groups : s->top_k, g = i - n * groups;
+        int32_t last = n < s->top_k ? groups : s->shared_width / GROUP;
+        if (last > end - n * groups) last = end - n * groups;
+        struct expert e = expert_of(moe, id[n], s->experts);
+        struct ahead next = {0};
+        if (n * groups + last < end) {
+            next = (struct ahead){expert_of(moe, id[n + 1], s->experts).gate, 0};
+        }
+        k->matvec4(e.gate, g * GROUP, last * GROUP, in_q, lane->gate,
+                   (struct ahead){e.up, g * GROUP});
+        k->matvec4(e.up, g * GROUP, last * GROUP, in_q, lane->up, next);
+        k->silu_mul(lane->gate, lane->up, (last - g) * GROUP, lane->gate);
+        struct qrows h = group_of(&w->x->hidden_q, g);
+        k->quantise(lane->gate, (last - g) * GROUP, &h, (size_t)n);
+        i = n * groups + last;
+    }
+}
+
 void experts_row(struct worker *w, int32_t layer, const struct qrows *in_q) {
     const struct backend_model *m = w->m;
     const struct kernels *k = m->k;
@@ -57,29 +85,23 @@ void experts_row(struct worker *w, int32_t layer, const struct qrows *in_q) {
     float weight[17];
     row_experts(m, lane->routing, id, weight);
 
-    int32_t groups = s->expert_width / GROUP, shared_groups = s->shared_width / GROUP;
-    cpu_pool_part(s->top_k * groups + shared_groups, w->thread, w->threads, &begin, &end);
-    for (int32_t i = begin; i < end; i++) {
-        int32_t n = i / groups < s->top_k ? i / groups : s->top_k, g = i - n * groups;
-        struct expert e = expert_of(moe, id[n], s->experts);
-        k->matvec4(e.gate, g * GROUP, (g + 1) * GROUP, in_q, lane->gate);
-        k->matvec4(e.up, g * GROUP, (g + 1) * GROUP, in_q, lane->up);
-        k->silu_mul(lane->gate, lane->up, GROUP, lane->gate);
-        struct qrows h = group_of(&x->hidden_q, g);
-        k->quantise(lane->gate, GROUP, &h, (size_t)n);
-    }
-    cpu_pool_barrier(m->pool);
-
+    row_hidden(w, moe, id, in_q);
     cpu_pool_part(s->hidden / ROW_BLOCK, w->thread, w->threads, &begin, &end);
     begin *= ROW_BLOCK, end *= ROW_BLOCK;
+    if (begin < end) k->fetch((struct ahead){expert_of(moe, id[0], s->experts).down, begin});
+    cpu_pool_barrier(m->pool);
+
     size_t bytes = (size_t)(end - begin) * sizeof(float);
     memset(x->out + begin, 0, bytes);
     memset(x->shared + begin, 0, bytes);
     for (int32_t n = 0; n <= s->top_k && begin < end; n++) {
-        struct expert e = expert_of(moe, id[n], s->experts);
+        struct ahead next = {0};
+        if (n < s->top_k) {
+            next = (struct ahead){expert_of(moe, id[n + 1], s->experts).down, begin};
+        }
         struct qrows h = rows_from(&x->hidden_q, (size_t)n);
         float *sum = (n < s->top_k ? x->out : x->shared) + begin;
-        k->matvec4(e.down, begin, end, &h, lane->row);
+        k->matvec4(expert_of(moe, id[n], s->experts).down, begin, end, &h, lane->row, next);
         k->axpy(weight[n], lane->row, end - begin, sum);
     }
     add_columns(x->x, x->out, x->shared, begin, end);

@@ -18,7 +18,8 @@ static void head_row(struct worker *w, int32_t row) {
     quantise_row(m, w->lane->normed, s->hidden, &w->lane->normed_q, 0);
     cpu_pool_part(s->vocab / TILE, w->thread, w->threads, &begin, &end);
     begin *= TILE, end *= TILE;
-    m->k->matvec4(&m->w->lm_head, begin, end, &w->lane->normed_q, logits + begin);
+    m->k->matvec4(&m->w->lm_head, begin, end, &w->lane->normed_q, logits + begin,
+                  (struct ahead){0});
     if (!m->k->all_finite(logits + begin, end - begin)) w->lane->finite = false;
 }
 

@@ -25,7 +25,7 @@ enum {
     GROUP_BYTES = 128, /* a group of a quantised input row: high bytes, then low bytes */
     QUANT_MAX = 32639, /* 127 * 256 + 127: both bytes stay within [-127, 127] */
     ROW_BLOCK = 16,    /* output rows an integer kernel makes at once; parts are multiples of it */
-    TOKEN_BLOCK = 64, /* input rows matmul4 takes through one pass over the weights */
+    TOKEN_BLOCK = 64,  /* input rows matmul4 takes through one pass over the weights */
     HEAD = 256,        /* width of an attention head */
     KV_GROUP = 8,      /* query heads that share a key/value head */
     KEY_BLOCK = 16,    /* positions whose keys are stored transposed: [HEAD][KEY_BLOCK] */
@@ -50,6 +50,12 @@ struct qrows {
     size_t rows; /* distance between groups, in rows */
 };
 
+/* Where the caller will go on reading weights: row r of m. */
+struct ahead {
+    const struct mat *m; /* NULL: nowhere yet known */
+    int32_t r;
+};
+
 /* Running result of attention for the KV_GROUP query heads of one key/value head. */
 struct attend {
     float max[KV_GROUP];       /* largest score; -inf when empty */
@@ -64,8 +70,12 @@ struct kernels {
     /* Row `row` of out from x[cols]; a group that is not finite gets a NaN scale, so that the fault
      * reaches the logits. */
     void (*quantise)(const float *x, int32_t cols, const struct qrows *out, size_t row);
-    /* out[r - r0] = row r of m times x (one row), r0 <= r < r1, multiples of ROW_BLOCK; 4 bits. */
-    void (*matvec4)(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x, float *out);
+    /* out[r - r0] = row r of m times x (one row), r0 <= r < r1, multiples of ROW_BLOCK; 4 bits.
+     * Near the end it asks memory for the first rows of next. */
+    void (*matvec4)(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x, float *out,
+                    struct ahead next);
+    /* Asks for the first rows of next, for matvec4 to find them near. */
+    void (*fetch)(struct ahead next);
     /* out[t * ldo + r - r0] = row r of m times row t of x, t < n; index, when not NULL, names the
      * row of x instead of t. */
     void (*matmul4)(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x,

@@ -162,9 +162,14 @@ static void matmul4(const struct mat *m, int32_t r0, int32_t r1, const struct qr
     }
 }
 
-static void matvec4(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x,
-                    float *out) {
+static void matvec4(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x, float *out,
+                    struct ahead next) {
+    (void)next; /* left to the hardware's own prefetching */
     matmul4(m, r0, r1, x, NULL, 1, out, 0);
+}
+
+static void fetch(struct ahead next) {
+    (void)next;
 }
 
 const struct kernels kernels_avx2 = {
@@ -172,6 +177,7 @@ const struct kernels kernels_avx2 = {
     .why = "AVX2 and FMA",
     .quantise = quantise,
     .matvec4 = matvec4,
+    .fetch = fetch,
     .matmul4 = matmul4,
     FLOAT_KERNELS,
 };

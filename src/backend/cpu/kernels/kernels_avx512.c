@@ -107,8 +107,6 @@ static inline void load_scales(const struct mat *m, int32_t r, struct row_scales
     size_t at = (size_t)r * (size_t)groups;
     transpose_bf16(m->scales + at, groups, s->scale);
     transpose_bf16(m->biases + at, groups, s->bias);
-    prefetch_lines(m->scales + at + ROW_BLOCK * groups, groups / 2);
-    prefetch_lines(m->biases + at + ROW_BLOCK * groups, groups / 2);
 }
 
 /* y + (dot * (ws * xs) + wb * xt), each operation rounded once. */
@@ -224,36 +222,67 @@ static inline __m512i group_dots(const __m512i even[8], const __m512i odd[8], co
     return _mm512_add_epi32(_mm512_slli_epi32(h, 8), l);
 }
 
-/* What matvec4 will read AHEAD pairs of groups from pair g of the block of 16 rows: later columns
- * of the same rows, then the first columns of the next block. Narrow matrices take the next block
- * in the order of memory instead. */
-static inline __attribute__((always_inline)) void prefetch_block(const uint8_t *block, int32_t g,
-                                                                 int32_t groups, size_t stride) {
-    enum { AHEAD = 8 };
-    if (groups <= 2 * AHEAD) {
-        prefetch_lines(block + ROW_BLOCK * stride + g * (GROUP / 2) * ROW_BLOCK, ROW_BLOCK);
-        return;
-    }
-    int32_t next = g + 2 * AHEAD;
-    const uint8_t *at = next < groups ? block + next * (GROUP / 2)
-                                      : block + ROW_BLOCK * stride + (next - groups) * (GROUP / 2);
-    for (size_t i = 0; i < ROW_BLOCK; i++) prefetch_lines(at + i * stride, 1);
+enum { AHEAD = 8 }; /* pairs of groups between asking for codes and using them */
+
+/* A block of 16 rows: where its codes are. */
+struct block {
+    const uint8_t *codes; /* NULL: unknown */
+    size_t stride;
+};
+
+/* The block at a row, its scales asked for. */
+static inline __attribute__((always_inline)) struct block block_at(struct ahead at) {
+    if (!at.m) return (struct block){NULL, 0};
+    int32_t groups = at.m->cols / GROUP;
+    size_t group = (size_t)at.r * (size_t)groups, stride = mat_row_bytes(at.m);
+    prefetch_lines(at.m->scales + group, groups / 2);
+    prefetch_lines(at.m->biases + group, groups / 2);
+    return (struct block){at.m->data + (size_t)at.r * stride, stride};
 }
 
-static void matvec4(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x,
-                    float *out) {
+/* What matvec4 will read AHEAD pairs of groups from group g of this block: later columns of the
+ * same rows, then the first columns of the next block. Narrow matrices take the next block in the
+ * order of memory instead. */
+static inline __attribute__((always_inline)) void
+prefetch_block(struct block now, struct block next, int32_t g, int32_t groups) {
+    int32_t later = g + 2 * AHEAD;
+    if (groups <= 2 * AHEAD) {
+        if (next.codes) prefetch_lines(next.codes + g * (GROUP / 2) * ROW_BLOCK, ROW_BLOCK);
+        return;
+    }
+    struct block from = later < groups ? now : next;
+    if (!from.codes) return;
+    from.codes += (later < groups ? later : later - groups) * (GROUP / 2);
+    for (size_t i = 0; i < ROW_BLOCK; i++) prefetch_lines(from.codes + i * from.stride, 1);
+}
+
+static void fetch(struct ahead next) {
+    struct block block = block_at(next);
+    if (!block.codes) return;
+    size_t width = block.stride < AHEAD * GROUP ? block.stride : AHEAD * GROUP;
+    for (size_t i = 0; i < ROW_BLOCK; i++) {
+        for (size_t at = 0; at < width; at += 64) {
+            prefetch_lines(block.codes + i * block.stride + at, 1);
+        }
+    }
+}
+
+static void matvec4(const struct mat *m, int32_t r0, int32_t r1, const struct qrows *x, float *out,
+                    struct ahead next) {
     int32_t groups = m->cols / GROUP;
     size_t stride = mat_row_bytes(m), step = x->rows * GROUP_BYTES;
     struct row_scales scales;
     for (int32_t r = r0; r < r1; r += ROW_BLOCK) {
-        const uint8_t *codes = m->data + (size_t)r * stride;
+        struct block now = {m->data + (size_t)r * stride, stride};
+        struct block then = block_at(r + ROW_BLOCK < r1 ? (struct ahead){m, r + ROW_BLOCK} : next);
+        const uint8_t *codes = now.codes;
         load_scales(m, r, &scales);
         __m512 y = _mm512_setzero_ps();
         int32_t g = 0;
         for (; g + 1 < groups; g += 2, codes += GROUP) {
             struct input_pair in =
                 load_pair(x->q + (size_t)g * step, x->q + (size_t)(g + 1) * step);
-            prefetch_block(codes - g * (GROUP / 2), g, groups, stride);
+            prefetch_block(now, then, g, groups);
             __m512i r03 = four_rows(codes, stride, &in);
             __m512i r47 = four_rows(codes + 4 * stride, stride, &in);
             __m512i r8b = four_rows(codes + 8 * stride, stride, &in);
@@ -353,7 +382,10 @@ static inline __attribute__((always_inline)) void panel_product(struct panel *p,
     const uint8_t *codes = m->data + (size_t)r * stride;
     const uint8_t *ahead =
         codes + (size_t)blocks * ROW_BLOCK * stride; /* the next rows, in order */
-    for (int b = 0; b < blocks; b++) load_scales(m, r + b * ROW_BLOCK, &p->scales[b]);
+    for (int b = 0; b < blocks; b++) {
+        load_scales(m, r + b * ROW_BLOCK, &p->scales[b]);
+        block_at((struct ahead){m, r + (blocks + b) * ROW_BLOCK});
+    }
     for (int32_t t = 0; t < n; t++) {
         for (int b = 0; b < blocks; b++) _mm512_store_ps(p->y[t] + b * 16, _mm512_setzero_ps());
     }
@@ -399,6 +431,7 @@ const struct kernels kernels_avx512 = {
     .why = "AVX-512 F, BW, VL, DQ and VNNI",
     .quantise = quantise,
     .matvec4 = matvec4,
+    .fetch = fetch,
     .matmul4 = matmul4,
     FLOAT_KERNELS,
 };
