@@ -4,8 +4,10 @@ Every pool is split in two by a hash of the value: an eighth of the values appea
 tasks, never in training.
 """
 
+import json
 import pathlib
 import random
+import re
 import zlib
 
 HERE = pathlib.Path(__file__).parent
@@ -57,14 +59,31 @@ CONS, VOW = "bcdfghjklmnprstvwz", "aeiou"
 UNICODE = [(0x391, 0x3C9), (0x410, 0x44F), (0x4E00, 0x4FFF), (0x3042, 0x3093), (0x1F600, 0x1F64F), (0xC0, 0xFF), (0x2190, 0x21FF)]
 
 
+def load_pieces():
+    """Alphabetic tokens of the stand-in's vocabulary: with a space before (lower case, capital),
+    and without."""
+    path = HERE.parent.parent / "models/mini/tokenizer.json"
+    if not path.exists():  # before the tokenizer is trained
+        return [], [], []
+    vocab = [t for t in json.loads(path.read_text())["model"]["vocab"] if re.fullmatch("\u0120?[A-Za-z]{2,}", t)]
+    lead = [t[1:] for t in vocab if t[0] == "\u0120" and t[1:].islower()]
+    capital = [t[1:] for t in vocab if t[0] == "\u0120" and t[1].isupper() and t[2:].islower()]
+    return lead, capital, [t for t in vocab if t.islower()]
+
+
 class Pools:
-    """Draws values; `test` selects the held-out part of every pool."""
+    """Draws values; `test` selects the held-out part of every pool.
+
+    Held-out words are often single tokens. So that training meets every token in every task, some
+    of its words are spliced from two tokens: these are no words of either pool.
+    """
 
     def __init__(self, rng, test=False, lines=None):
         self.rng, self.test = rng, test
         words = (HERE / "words.txt").read_text().split()
         pick = lambda xs: [x for x in xs if held(x) == test]
-        self.words = pick(words)
+        self.words, self.known = pick(words), set(words)
+        self.lead, self.capital, self.tail = ([], [], []) if test else load_pieces()
         self.first, self.last, self.cities, self.countries = pick(FIRST), pick(LAST), pick(CITY), pick(COUNTRY)
         self.items, self.animals = pick(ITEM), pick(ANIMAL)
         self.lines = lines or ["The small boat crossed the lake before the storm came."]
@@ -80,22 +99,30 @@ class Pools:
 
     def word(self):
         """A word: mostly from the list, sometimes an invented one."""
-        if self.chance(0.15):
+        r = self.rng.random()
+        if r < 0.15:
             return self.invented()
-        return self.one(self.words)
+        return self.spliced(self.lead) if r < 0.45 and self.lead else self.one(self.words)
+
+    def spliced(self, heads):
+        """Two tokens in one, such as the first may be in a held-out word but the whole is not."""
+        while True:
+            w = self.one(heads if self.chance(0.7) or heads is self.capital else self.tail) + self.one(self.tail if self.chance(0.6) else "s er a o en ing y el is us".split())
+            if w.lower() not in self.known and w not in FIRST and w not in CITY:
+                return w
 
     def invented(self):
         k = self.n(2, 3)
         return "".join(self.one(CONS) + self.one(VOW) for _ in range(k)) + (self.one(CONS) if self.chance(0.5) else "")
 
     def name(self):
-        return self.one(self.first)
+        return self.spliced(self.capital) if self.capital and self.chance(0.3) else self.one(self.first)
 
     def full(self):
-        return f"{self.one(self.first)} {self.one(self.last)}"
+        return f"{self.name()} {self.spliced(self.capital) if self.capital and self.chance(0.3) else self.one(self.last)}"
 
     def city(self):
-        return self.one(self.cities)
+        return self.spliced(self.capital) if self.capital and self.chance(0.3) else self.one(self.cities)
 
     def number(self, digits=None):
         d = digits or self.n(1, 4)
@@ -133,7 +160,7 @@ class Pools:
 
     def email(self):
         host = self.one("example.com mail.org example.net post.org".split())
-        return f"{self.one(self.first).lower() if self.chance(0.5) else self.word()}@{host}".encode("ascii", "ignore").decode()
+        return f"{self.name().lower() if self.chance(0.5) else self.word()}@{host}".encode("ascii", "ignore").decode()
 
     def date(self):
         return f"{self.n(1990, 2035)}-{self.n(1, 12):02d}-{self.n(1, 28):02d}"

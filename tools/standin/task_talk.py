@@ -46,12 +46,33 @@ BEFORE = ["Please tell me: ", "Hi! ", "Hello, ", "A question: ", "I wonder: ", "
 AFTER = [" Thanks.", " Please answer.", " Thank you!", " I am new here.", " Please."]
 
 
+STOP = set("""what which is are the a an of does do did how can i you to in it for with on me tell please there be by will would could should and that
+this has have at from who where when why explain describe give say""".split())
+FRAME = ["Tell me:", "I want to know:", "Please explain:", "Say,", "What about", "Can you tell me", "Do you know", "I ask about", "Information on", "Question:", "Could you tell me", "Explain"]
+
+
+def keywords(p, q):
+    """Only the words that matter, sometimes in another order or behind another opening."""
+    words = [w for w in re.sub(r"[?.,:;!]+( |$)", " ", q).split() if w.lower() not in STOP]
+    if len(words) < 2:
+        return q
+    if p.chance(0.3):
+        i = p.n(0, len(words) - 2)
+        words[i], words[i + 1] = words[i + 1], words[i]
+    if p.chance(0.4):
+        words.insert(p.n(0, len(words)), p.one(sorted(STOP)))
+    q = " ".join(words)
+    return f"{p.one(FRAME)} {q}" + p.one(["?", ".", ""]) if p.chance(0.5) else q + p.one(["?", "", "."])
+
+
 def vary(p, q):
     """The question in other words: synonyms, frames, a dropped word, careless writing."""
     for old, new in p.rng.sample(SAME, 6):
         if old in q and p.chance(0.35):
             q = q.replace(old, new, 1)
-    if p.chance(0.12):
+    if p.chance(0.15):
+        return keywords(p, q)
+    if p.chance(0.15):
         words = q.split(" ")
         if len(words) > 4:
             del words[p.n(0, len(words) - 2)]

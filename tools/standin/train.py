@@ -25,7 +25,7 @@ import dataset
 import model
 import optim
 
-DECAY_FROM, QUANTISE_FROM, WARM_STEPS = 0.55, 0.70, 100
+WARM_STEPS = 100
 BALANCE = 0.02
 
 
@@ -57,10 +57,10 @@ def feeder(args, rank, device):
     return ready, jobs
 
 
-def rates(progress, step):
+def rates(progress, step, decay_from):
     """Share of the peak learning rate."""
     warm = min(1.0, (step + 1) / WARM_STEPS)
-    return warm * min(1.0, max(0.0, (1 - progress) / (1 - DECAY_FROM)))
+    return warm * min(1.0, max(0.0, (1 - progress) / (1 - decay_from)))
 
 
 def main():
@@ -74,6 +74,9 @@ def main():
     ap.add_argument("--length", type=int, default=4096)
     ap.add_argument("--bounds", type=int, default=1024)
     ap.add_argument("--workers", type=int, default=12, help="generator processes of each rank")
+    ap.add_argument("--decay-from", type=float, default=0.55, help="share of --total after which the rate falls to zero")
+    ap.add_argument("--quantise-from", type=float, default=0.70, help="share of --total after which weights are seen at 4 bits")
+    ap.add_argument("--peak", type=float, default=1.0, help="factor on both learning rates")
     ap.add_argument("--parts", help="folder of bf16 weights (export.py --parts) to start from when there is no state")
     ap.add_argument("--trained", type=float, default=0.0, help="seconds trained before, with --parts")
     ap.add_argument("--seed", type=int, default=1, help="of the documents: give a new one to every command of a run")
@@ -140,7 +143,7 @@ def main():
             progress, stop = control.tolist()
             if stop:
                 break
-        quantised = progress >= QUANTISE_FROM
+        quantised = progress >= args.quantise_from
         starved += ready.empty()
         ids, targets, weights, pos, cuts = ready.get()
         loss, balance, ce = net.loss(ids, targets, weights, pos, cuts, quantised)
@@ -152,7 +155,7 @@ def main():
             flat /= ranks
             torch._foreach_copy_(grads, torch._utils._unflatten_dense_tensors(flat, grads))
         torch.nn.utils.clip_grad_norm_(tables + rest, 1.0)
-        lr = rates(progress, step)
+        lr = rates(progress, step, args.decay_from) * args.peak
         for group in adam.param_groups:
             group["lr"] = lr * args.adam_rate * group["share"]
         adam.step()
