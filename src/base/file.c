@@ -11,14 +11,21 @@
 #include <unistd.h>
 
 static int fail(lily_err *err, const char *path, const char *verb) {
-    int e = errno;
-    return ERR(err, err_from_errno(e), "%s: cannot %s: %s", path, verb, strerror(e));
+    return err_system(err, errno, path, verb);
+}
+
+static int not_regular(lily_err *err, const char *path, mode_t mode) {
+    return ERR(err, LILY_EINVAL, "%s: found %s, expected a regular file; give a file's path", path,
+               S_ISDIR(mode)    ? "a folder"
+               : S_ISFIFO(mode) ? "a pipe"
+                                : "a device or socket");
 }
 
 /* Opens a regular file for reading and tells its size; returns the descriptor or a negative code.
  */
 static int open_regular(const char *path, size_t *size, lily_err *err) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* Without O_NONBLOCK a pipe that nobody writes to would never open. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return fail(err, path, "open");
     struct stat st;
     if (fstat(fd, &st) != 0) {
@@ -28,7 +35,7 @@ static int open_regular(const char *path, size_t *size, lily_err *err) {
     }
     if (!S_ISREG(st.st_mode)) {
         close(fd);
-        return ERR(err, LILY_EINVAL, "%s: not a regular file; give a file's path", path);
+        return not_regular(err, path, st.st_mode);
     }
     *size = (size_t)st.st_size;
     return fd;
@@ -118,7 +125,21 @@ static void writer_free(struct file_writer *w) {
     free(w);
 }
 
+/* The rename at the end would put a file in the place of whatever is there. */
+static int check_target(const char *path, lily_err *err) {
+    size_t n = strlen(path);
+    if (n == 0 || path[n - 1] == '/') {
+        return ERR(err, LILY_EINVAL, "%s: found no file's name, expected one; give a file's path",
+                   n ? path : "(empty path)");
+    }
+    struct stat st;
+    if (stat(path, &st) != 0 || S_ISREG(st.st_mode)) return 0;
+    return not_regular(err, path, st.st_mode);
+}
+
 int file_writer_open(const char *path, struct file_writer **out, lily_err *err) {
+    int checked = check_target(path, err);
+    if (checked != 0) return checked;
     struct file_writer *w = calloc(1, sizeof *w);
     if (!w) return ERR_NOMEM(err, path);
     w->fd = -1;

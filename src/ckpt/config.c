@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/buf.h"
@@ -45,6 +46,21 @@ static int dims_different(const json_t *text, const struct shape *s) {
     return n;
 }
 
+enum { SHOWN = 64 };
+
+/* A value as the file has it, in out[SHOWN]: what is read as 0 because it is of another type must
+ * not be told as a 0. Strings are quoted only where quotes tell something. */
+static const char *shown(const json_t *v, bool quoted, char *out) {
+    if (!v || (json_is_string(v) && !quoted)) {
+        snprintf(out, SHOWN, "%s", v ? json_string_value(v) : "missing");
+        return out;
+    }
+    char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(9));
+    snprintf(out, SHOWN, "%s", text ? text : "(unreadable)");
+    free(text);
+    return out;
+}
+
 /* "qwen3.6-35b-a3b or mini" */
 static const char *shape_names(char *out, size_t size) {
     size_t used = 0;
@@ -59,18 +75,15 @@ static const char *shape_names(char *out, size_t size) {
 /* Says in which fields a config differs from the nearest shape. */
 static int refuse_dims(const char *what, const json_t *text, const struct shape *near,
                        int different, struct faults *f) {
-    char names[96];
+    char names[96], found[SHOWN];
     struct buf b = {0};
     bool fits = true;
     int listed = 0;
     for (int i = 0; i < DIM_COUNT && listed < 3; i++) {
         const json_t *v = json_object_get(text, dims[i].key);
-        json_int_t got = json_integer_value(v);
-        if (json_is_integer(v) && got == shape_dim(near, i)) continue;
-        fits = fits && buf_printf(&b, "%s%s ", listed++ ? ", " : "", dims[i].key);
-        fits = fits && (json_is_integer(v) ? buf_printf(&b, "%" JSON_INTEGER_FORMAT, got)
-                                           : buf_puts(&b, v ? "of another type" : "missing"));
-        fits = fits && buf_printf(&b, " (expected %d)", shape_dim(near, i));
+        if (json_is_integer(v) && json_integer_value(v) == shape_dim(near, i)) continue;
+        fits = fits && buf_printf(&b, "%s%s %s (expected %d)", listed++ ? ", " : "", dims[i].key,
+                                  shown(v, true, found), shape_dim(near, i));
     }
     int rc = fits ? fault(f, LILY_EMODEL,
                           "%s: found a model with %s%s, expected the shape of %s; use "
@@ -95,44 +108,46 @@ static int check_family(const char *what, const json_t *root, const json_t *text
     if (*known && json_object_get(text, "num_experts")) return 0;
     *known = false;
     bool dense = !json_object_get(text, "num_experts");
-    const json_t *hidden = json_object_get(text, "hidden_size");
-    const json_t *layers = json_object_get(text, "num_hidden_layers");
+    char hidden[SHOWN], layers[SHOWN];
     return fault(f, LILY_EMODEL,
-                 "%s: found a %s model (model_type %.60s, hidden_size %" JSON_INTEGER_FORMAT
-                 ", %" JSON_INTEGER_FORMAT " layers), expected the mixture-of-experts model "
+                 "%s: found a %s model (model_type %.60s, hidden_size %s, %s layers), expected the "
+                 "mixture-of-experts model "
                  "qwen3_5_moe; use Qwen3.6-35B-A3B (MLX 4-bit or bf16), the only model this "
                  "program runs",
                  what, dense ? "dense" : "different", type ? type : "missing",
-                 json_integer_value(hidden), json_integer_value(layers));
+                 shown(json_object_get(text, "hidden_size"), true, hidden),
+                 shown(json_object_get(text, "num_hidden_layers"), true, layers));
 }
 
 static int check_layers(const char *what, const json_t *text, struct config *c, struct faults *f) {
     const json_t *v = json_object_get(text, "num_hidden_layers");
     json_int_t n = json_integer_value(v);
     int32_t every = c->shape->attention_every;
+    char found[SHOWN];
     if (!json_is_integer(v) || n < every || n > c->shape->layers || n % every != 0) {
         return fault(f, LILY_EMODEL,
-                     "%s: found num_hidden_layers %" JSON_INTEGER_FORMAT
-                     ", expected a multiple of %d up to %d; use an unmodified checkpoint",
-                     what, n, every, c->shape->layers);
+                     "%s: found num_hidden_layers %s, expected a multiple of %d up to %d; use an "
+                     "unmodified checkpoint",
+                     what, shown(v, true, found), every, c->shape->layers);
     }
     c->layers = (int32_t)n;
     v = json_object_get(text, "full_attention_interval");
     if (v && (!json_is_integer(v) || json_integer_value(v) != every)) {
         return fault(f, LILY_EMODEL,
-                     "%s: found full_attention_interval %" JSON_INTEGER_FORMAT
-                     ", expected %d; use an unmodified checkpoint",
-                     what, json_integer_value(v), every);
+                     "%s: found full_attention_interval %s, expected %d; use an unmodified "
+                     "checkpoint",
+                     what, shown(v, true, found), every);
     }
     const json_t *types = json_object_get(text, "layer_types");
     if (!types || json_is_null(types)) return 0;
     for (int32_t l = 0; l < c->layers; l++) {
-        const char *type = json_string_value(json_array_get(types, (size_t)l));
+        const json_t *entry = json_array_get(types, (size_t)l);
+        const char *type = json_string_value(entry);
         const char *want = shape_is_attention(c->shape, l) ? "full_attention" : "linear_attention";
         if (type && strcmp(type, want) == 0) continue;
         return fault(f, LILY_EMODEL,
-                     "%s: found layer_types[%d] = %.40s, expected %s; use an unmodified checkpoint",
-                     what, l, type ? type : "(missing)", want);
+                     "%s: found layer_types[%d] = %s, expected %s; use an unmodified checkpoint",
+                     what, l, shown(json_is_array(types) ? entry : types, false, found), want);
     }
     return 0;
 }
@@ -143,8 +158,14 @@ static int check_number(const char *what, const json_t *text, const char *key, d
     if (!v && !required) return 0;
     double got = json_number_value(v);
     if (json_is_number(v) && fabs(got - want) <= 1e-6 * fabs(want)) return 0;
-    return fault(f, LILY_EMODEL, "%s: found %s %g%s, expected %g; use an unmodified checkpoint",
-                 what, key, got, json_is_number(v) ? "" : " (missing or no number)", want);
+    char found[SHOWN];
+    if (json_is_number(v)) {
+        snprintf(found, sizeof found, "%g", got);
+    } else {
+        shown(v, true, found);
+    }
+    return fault(f, LILY_EMODEL, "%s: found %s %s, expected %g; use an unmodified checkpoint", what,
+                 key, found, want);
 }
 
 /* Booleans and names that select other mathematics. Absent means the wanted value: Hugging Face's
@@ -157,22 +178,19 @@ static int check_switches(const char *what, const json_t *text, struct faults *f
         {"attention_bias", false}, {"attn_output_gate", true},    {"tie_word_embeddings", false},
         {"norm_topk_prob", true},  {"use_sliding_window", false},
     };
+    char found[SHOWN];
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
         const json_t *v = json_object_get(text, flags[i].key);
         if (!v || (json_is_boolean(v) && json_is_true(v) == flags[i].want)) continue;
         int rc = fault(f, LILY_EMODEL, "%s: found %s %s, expected %s; use an unmodified checkpoint",
-                       what, flags[i].key,
-                       json_is_true(v)    ? "true"
-                       : json_is_false(v) ? "false"
-                                          : "odd",
-                       flags[i].want ? "true" : "false");
+                       what, flags[i].key, shown(v, true, found), flags[i].want ? "true" : "false");
         if (rc != 0) return rc;
     }
-    const char *act = json_string_value(json_object_get(text, "hidden_act"));
-    if (json_object_get(text, "hidden_act") && (!act || strcmp(act, "silu") != 0)) {
+    const json_t *act = json_object_get(text, "hidden_act");
+    if (act && (!json_is_string(act) || strcmp(json_string_value(act), "silu") != 0)) {
         return fault(f, LILY_EMODEL,
-                     "%s: found hidden_act %.40s, expected silu; use an unmodified checkpoint",
-                     what, act ? act : "of another type");
+                     "%s: found hidden_act %s, expected silu; use an unmodified checkpoint", what,
+                     shown(act, false, found));
     }
     if (json_array_size(json_object_get(text, "mlp_only_layers")) > 0) {
         return fault(f, LILY_EMODEL,
@@ -190,13 +208,16 @@ static int check_rope(const char *what, const json_t *text, const struct shape *
     const json_t *scaling = json_object_get(text, "rope_scaling");
     const json_t *where = json_is_object(rope) ? rope : text;
     const json_t *kinds = json_is_object(rope) ? rope : scaling;
-    const char *kind = json_string_value(json_object_get(kinds, "rope_type"));
-    if (!kind) kind = json_string_value(json_object_get(kinds, "type"));
-    if (kind && strcmp(kind, "default") != 0 && strcmp(kind, "mrope") != 0) {
+    const json_t *type = json_object_get(kinds, "rope_type");
+    if (!type || json_is_null(type)) type = json_object_get(kinds, "type");
+    const char *kind = json_string_value(type);
+    bool given = type && !json_is_null(type);
+    if (given && (!kind || (strcmp(kind, "default") != 0 && strcmp(kind, "mrope") != 0))) {
+        char found[SHOWN];
         return fault(f, LILY_EMODEL,
-                     "%s: found rope_type %.40s, expected default; remove the context extension "
-                     "from the config",
-                     what, kind);
+                     "%s: found rope_type %s, expected default; remove the context extension from "
+                     "the config",
+                     what, shown(type, false, found));
     }
     int rc = check_number(what, where, "rope_theta", s->rope_theta, true, f);
     if (rc != 0) return rc;
@@ -222,11 +243,24 @@ static int find_shape(const char *what, const json_t *text, struct config *c, st
     return refuse_dims(what, text, near, least, f);
 }
 
+/* Files of before there were modes do not name one. */
+static bool is_affine(const json_t *mode) {
+    return !mode || (json_is_string(mode) && strcmp(json_string_value(mode), "affine") == 0);
+}
+
 /* The quantisation as a whole: MLX affine, 4 bits, groups of 64, or none. */
 static int check_quantisation(const char *what, struct config *c, struct faults *f) {
     const json_t *q = json_object_get(c->root, "quantization");
     const json_t *foreign = json_object_get(c->root, "quantization_config");
+    char found[SHOWN], bits_found[SHOWN], group_found[SHOWN];
     c->bits = 16;
+    if (q && !json_is_object(q) && !json_is_null(q)) {
+        c->bits = 0;
+        return fault(f, LILY_EMODEL,
+                     "%s: found quantization %s, expected an object with bits and group_size; use "
+                     "an unmodified checkpoint",
+                     what, shown(q, true, found));
+    }
     if (!json_is_object(q) && json_is_object(foreign)) {
         const char *method = json_string_value(json_object_get(foreign, "quant_method"));
         if (method || !json_object_get(foreign, "bits")) {
@@ -239,17 +273,18 @@ static int check_quantisation(const char *what, struct config *c, struct faults 
         q = foreign;
     }
     if (!json_is_object(q)) return 0;
-    const char *mode = json_string_value(json_object_get(q, "mode"));
-    json_int_t bits = json_integer_value(json_object_get(q, "bits"));
-    json_int_t group = json_integer_value(json_object_get(q, "group_size"));
-    if ((mode && strcmp(mode, "affine") != 0) || bits != 4 || group != c->shape->group) {
+    const json_t *bits = json_object_get(q, "bits"), *group = json_object_get(q, "group_size");
+    const json_t *mode = json_object_get(q, "mode");
+    if (!is_affine(mode) || json_integer_value(bits) != 4 ||
+        json_integer_value(group) != c->shape->group) {
         c->bits = 0;
         return fault(f, LILY_EMODEL,
-                     "%s: found quantization %.40s with %" JSON_INTEGER_FORMAT
-                     " bits in groups of %" JSON_INTEGER_FORMAT
-                     ", expected affine with 4 bits in groups of %d; use the MLX 4-bit checkpoint, "
-                     "or let this program quantise the bf16 one",
-                     what, mode ? mode : "affine", bits, group, c->shape->group);
+                     "%s: found quantization %s with %s bits in groups of %s, expected affine with "
+                     "4 bits in groups of %d; use the MLX 4-bit checkpoint, or let this program "
+                     "quantise the bf16 one",
+                     what, mode ? shown(mode, false, found) : "affine",
+                     shown(bits, true, bits_found), shown(group, true, group_found),
+                     c->shape->group);
     }
     c->quantised = true;
     c->bits = 4;
@@ -267,19 +302,26 @@ int config_module_bits(const struct config *c, const char *module, int32_t *bits
         return 0;
     }
     if (json_is_true(o)) return 0;
-    const json_t *mode = json_object_get(o, "mode");
-    const json_t *group = json_object_get(o, "group_size");
-    const char *mode_name = json_string_value(mode);
-    json_int_t n = json_integer_value(json_object_get(o, "bits"));
-    if ((mode && (!mode_name || strcmp(mode_name, "affine") != 0)) ||
-        (group && json_integer_value(group) != c->shape->group) || (n != 4 && n != 8)) {
+    const json_t *mode = json_object_get(o, "mode"), *group = json_object_get(o, "group_size");
+    const json_t *given = json_object_get(o, "bits");
+    json_int_t n = json_integer_value(given);
+    char found[SHOWN], bits_found[SHOWN], group_found[SHOWN];
+    if (!json_is_object(o)) {
         *bits = 0;
         return fault(f, LILY_EMODEL,
-                     "config.json: quantization of %.120s: found %.20s, %" JSON_INTEGER_FORMAT
-                     " bits, groups of %" JSON_INTEGER_FORMAT
-                     ", expected affine, 4 or 8 bits, groups of %d; use the MLX 4-bit checkpoint",
-                     module, mode_name ? mode_name : "affine", n,
-                     group ? json_integer_value(group) : 64, c->shape->group);
+                     "config.json: quantization of %.120s: found %s, expected an object, true or "
+                     "false; use the MLX 4-bit checkpoint",
+                     module, shown(o, true, found));
+    }
+    if (!is_affine(mode) || (group && json_integer_value(group) != c->shape->group) ||
+        (n != 4 && n != 8)) {
+        *bits = 0;
+        return fault(f, LILY_EMODEL,
+                     "config.json: quantization of %.120s: found %s, %s bits, groups of %s, "
+                     "expected affine, 4 or 8 bits, groups of %d; use the MLX 4-bit checkpoint",
+                     module, mode ? shown(mode, false, found) : "affine",
+                     shown(given, true, bits_found), group ? shown(group, true, group_found) : "64",
+                     c->shape->group);
     }
     *bits = (int32_t)n;
     return 0;

@@ -18,6 +18,7 @@ int fault(struct faults *f, int code, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(e.msg, sizeof e.msg, fmt, args);
     va_end(args);
+    err_clean(e.msg);
     return fault_from(f, code, &e);
 }
 
@@ -28,5 +29,6 @@ void fault_warn(struct faults *f, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(line, sizeof line, fmt, args);
     va_end(args);
+    err_clean(line);
     f->warn(f->warn_arg, line);
 }

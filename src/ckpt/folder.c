@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #ifdef __APPLE__
 #include <mach-o/dyld.h>
@@ -126,7 +127,8 @@ bool folder_has(const struct folder *f, const char *name) {
     struct file_map map;
     if (f->embedded) return embedded_find(name, &map);
     char *path = folder_join(f, name);
-    bool has = path && file_exists(path);
+    struct stat st;
+    bool has = path && lstat(path, &st) == 0;
     free(path);
     return has;
 }

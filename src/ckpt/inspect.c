@@ -181,6 +181,17 @@ static int unknown_file(json_t *out, const lily_err *err, struct faults *f) {
     return fault_from(f, err->code, err);
 }
 
+/* A path need not be text, a JSON document must be. */
+static json_t *path_text(const char *path) {
+    if (!path) return json_string("(embedded)");
+    char *copy = strdup(path);
+    if (!copy) return NULL;
+    err_clean(copy);
+    json_t *text = json_string(copy);
+    free(copy);
+    return text;
+}
+
 int ckpt_inspect(const char *path, char **json, lily_err *err) {
     enum ckpt_form form;
     lily_err e = {0};
@@ -191,7 +202,7 @@ int ckpt_inspect(const char *path, char **json, lily_err *err) {
     }
     json_t *out = json_object(), *list = json_array(), *warnings = json_array();
     struct faults f = {.err = &e, .list = list, .warn = note_warning, .warn_arg = warnings};
-    json_object_set_new(out, "path", json_string_nocheck(path ? path : "(embedded)"));
+    json_object_set_new(out, "path", path_text(path));
     rc = rc != 0 ? unknown_file(out, &e, &f) : inspect(path, form, out, &f);
     if (rc != 0) fault_from(&f, rc, &e);
     json_object_set_new(out, "warnings", warnings);

@@ -2,6 +2,7 @@
 
 int json_parse_object(const char *what, const char *text, size_t n, json_t **out, lily_err *err) {
     json_error_t e;
+    if (n == 0) text = ""; /* an empty file has no mapping */
     json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &e);
     if (!root) {
         if (json_error_code(&e) == json_error_out_of_memory) return ERR_NOMEM(err, what);

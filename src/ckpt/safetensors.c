@@ -95,13 +95,13 @@ static int parse_range(const char *path, const char *name, const json_t *entry, 
     t->data = data + begin;
     t->bytes = (size_t)(end - begin);
     if (!fits || want != t->bytes) {
-        char shape[128];
+        char shape[128], needs[32] = "beyond any size";
+        if (fits) snprintf(needs, sizeof needs, "%zu", want);
         return ERR(err, LILY_EFORMAT,
-                   "%s: tensor %.120s: found %zu bytes, expected what %s %s needs (%zu%s); "
-                   "download the file again",
+                   "%s: tensor %.120s: found %zu bytes, expected what %s %s needs (%s); download "
+                   "the file again",
                    path, name, t->bytes, dtypes[t->dtype].name,
-                   st_shape_text(t->dims, t->rank, shape, sizeof shape), want,
-                   fits ? "" : ", beyond any size");
+                   st_shape_text(t->dims, t->rank, shape, sizeof shape), needs);
     }
     return 0;
 }

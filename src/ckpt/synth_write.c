@@ -321,17 +321,18 @@ static int write_folder(struct folder_writer *w, const struct texts *texts, cons
     size_t n = strlen(out) + sizeof ".part-XXXXXX";
     w->folder = malloc(n);
     if (!w->folder) return ERR_NOMEM(err, out);
-    snprintf(w->folder, n, "%s.part-XXXXXX", out);
+    size_t length = strlen(out); /* "name/" is the same folder as "name" */
+    while (length > 1 && out[length - 1] == '/') length--;
+    snprintf(w->folder, n, "%.*s.part-XXXXXX", (int)length, out);
     if (!mkdtemp(w->folder)) {
-        return ERR(err, err_from_errno(errno), "%s: cannot create: %s", out, strerror(errno));
+        return err_system(err, errno, out, "create");
     }
     mode_t mask = umask(0);
     umask(mask);
     chmod(w->folder, 0777 & ~mask); /* mkdtemp made it private */
     int rc = write_files(w, texts, err);
     if (rc == 0 && rename(w->folder, out) != 0) {
-        rc = ERR(err, err_from_errno(errno), "%s: cannot rename into place: %s", out,
-                 strerror(errno));
+        rc = err_system(err, errno, out, "rename into place");
     }
     if (rc != 0) remove_files(w);
     return rc;

@@ -31,8 +31,9 @@ int texts_open(const struct folder *folder, struct texts *out, struct faults *f)
         lily_err err = {0};
         struct file_map map;
         int rc = folder_map(folder, name, &map, &err);
-        if (rc == LILY_ENOENT && i != TEXT_CONFIG) continue;
-        if (rc == LILY_ENOENT) {
+        bool absent = rc == LILY_ENOENT && !folder_has(folder, name);
+        if (absent && i != TEXT_CONFIG) continue;
+        if (absent) {
             rc = fault(f, rc,
                        "%s/config.json: found no such file, expected the checkpoint's "
                        "configuration; download it",

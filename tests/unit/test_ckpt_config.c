@@ -147,7 +147,7 @@ static void test_other_mathematics(void **state) {
         {"num_hidden_layers", json_string("8"), "num_hidden_layers"},
         {"full_attention_interval", json_integer(3), "full_attention_interval 3"},
         {"layer_types", json_pack("[s]", "full_attention"), "layer_types[0] = full_attention"},
-        {"layer_types", json_array(), "layer_types[0] = (missing)"},
+        {"layer_types", json_array(), "layer_types[0] = missing"},
         {"attention_bias", json_true(), "attention_bias true"},
         {"attn_output_gate", json_false(), "attn_output_gate false"},
         {"tie_word_embeddings", json_true(), "tie_word_embeddings true"},
@@ -166,6 +166,20 @@ static void test_other_mathematics(void **state) {
          json_pack("{s:f, s:f}", "rope_theta", 1e7, "partial_rotary_factor", 0.5),
          "partial_rotary_factor 0.5"},
         {"model_type", json_string("qwen3_next"), "model_type qwen3_next"},
+        /* Another type is told as it is, not as the 0 that it would be read as. */
+        {"num_hidden_layers", json_real(8), "num_hidden_layers 8.0,"},
+        {"num_hidden_layers", json_string("8"), "num_hidden_layers \"8\","},
+        {"num_hidden_layers", json_integer(1000000000), "num_hidden_layers 1000000000,"},
+        {"num_hidden_layers", json_null(), "num_hidden_layers null,"},
+        {"full_attention_interval", json_string("4"), "full_attention_interval \"4\","},
+        {"hidden_size", json_string("256"), "hidden_size \"256\" (expected 256)"},
+        {"rms_norm_eps", json_string("1e-6"), "rms_norm_eps \"1e-6\","},
+        {"hidden_act", json_integer(1), "hidden_act 1,"},
+        {"attention_bias", json_integer(0), "attention_bias 0,"},
+        {"rope_parameters",
+         json_pack("{s:f, s:f, s:i}", "rope_theta", 1e7, "partial_rotary_factor", 0.25, "rope_type",
+                   5),
+         "rope_type 5,"},
     };
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         json_t *root = mlx_config(&shape_mini, 8);
@@ -206,6 +220,16 @@ static void test_other_quantisations(void **state) {
     json_object_del(root, "quantization");
     json_object_set_new(root, "quantization_config", json_pack("{s:s}", "quant_method", "fp8"));
     refused(root, "quantised by fp8", NULL);
+    /* Of another type: told as it is, and no reason to take the weights for unquantised. */
+    root = mlx_config(&shape_mini, 8);
+    set_quantization(root, json_pack("{s:f, s:i}", "bits", 4.0, "group_size", 64));
+    refused(root, "affine with 4.0 bits in groups of 64", NULL);
+    root = mlx_config(&shape_mini, 8);
+    set_quantization(root, json_pack("{s:i, s:i, s:i}", "bits", 4, "group_size", 64, "mode", 5));
+    refused(root, "quantization 5 with 4 bits", NULL);
+    root = mlx_config(&shape_mini, 8);
+    set_quantization(root, json_pack("[i]", 4));
+    refused(root, "quantization [4]", NULL);
 }
 
 /* An override of a kind that no kernel knows is refused where the module is used. */
@@ -229,6 +253,7 @@ static void test_overrides(void **state) {
     for (int i = 0; i < 4; i++) {
         assert_int_equal(config_module_bits(&c, bad[i], &bits, &f), LILY_EMODEL);
         fx_message_has(err.msg, bad[i]);
+        fx_message_has(err.msg, i == 3 ? "found 4," : i == 0 ? "6 bits" : "affine");
     }
     assert_int_equal(config_module_bits(&c, "off", &bits, &f), 0);
     assert_int_equal(bits, 16);

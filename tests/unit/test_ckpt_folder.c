@@ -379,6 +379,91 @@ static void test_no_permission(void **state) {
     fx_message_has(err.msg, "locked/model.safetensors: cannot open: Permission denied");
 }
 
+/* What opens but is no file (a pipe would never end the reading), and what cannot be opened. */
+static void test_no_regular_file(void **state) {
+    (void)state;
+    static const char *const names[] = {model, index_file, "config.json", "tokenizer.json"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "r%zu", i);
+        const char *path = fx_synth(name), *file = fx_path("%s/%s", name, names[i]);
+        assert_int_equal(unlink(file), 0);
+        assert_int_equal(mkfifo(file, 0600), 0);
+        fx_refused(path, LILY_EINVAL, file, "found a pipe", NULL);
+        assert_int_equal(unlink(file), 0);
+        assert_int_equal(mkdir(file, 0700), 0);
+        fx_refused(path, LILY_EINVAL, file, "found a folder", NULL);
+        assert_int_equal(rmdir(file), 0);
+        assert_int_equal(symlink(names[i], file), 0);
+        lily_err err = {0};
+        struct ckpt *c;
+        assert_int_equal(fx_load(path, false, &c, &err), LILY_EIO);
+        fx_message_has(err.msg, file);
+        fx_message_has(err.msg, "; ");
+        /* Nor is what a broken link stood for taken to be absent. */
+        assert_int_equal(unlink(file), 0);
+        assert_int_equal(symlink("nowhere", file), 0);
+        assert_int_equal(fx_load(path, false, &c, &err), LILY_ENOENT);
+        fx_message_has(err.msg, names[i]);
+    }
+    lily_err err = {0};
+    struct ckpt *c;
+    const char *pipe = fx_path("pipe");
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    assert_int_equal(fx_load(pipe, false, &c, &err), LILY_EINVAL);
+    fx_message_has(err.msg, "found a pipe, expected a regular file");
+}
+
+/* Files of no bytes: each is named, with a place that exists. */
+static void test_empty_files(void **state) {
+    (void)state;
+    static const char *const names[] = {model, index_file, "config.json", "tokenizer.json",
+                                        "tokenizer_config.json"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "e%zu", i);
+        const char *path = fx_synth(name);
+        fx_write_text(fx_path("%s/%s", name, names[i]), "");
+        fx_refused(path, LILY_EFORMAT, names[i], NULL);
+        lily_err err = {0};
+        struct ckpt *c;
+        assert_int_equal(fx_load(path, false, &c, &err), LILY_EFORMAT);
+        if (strstr(err.msg, "line -1")) fail_msg("no such line: %s", err.msg);
+    }
+}
+
+/* Names that a message must cut, and names that a terminal must not obey: messages stay one line of
+ * valid UTF-8 (an inspection is JSON). */
+static void long_name(struct fx_tensors *t) {
+    char name[400] = "x";
+    while (strlen(name) < 380) strcat(name, "\xc3\xa9");
+    fx_append(t, name, "BF16", 8, 2);
+}
+
+static void long_dtype(struct fx_tensors *t) {
+    char name[64] = "x";
+    while (strlen(name) < 60) strcat(name, "\xc3\xa9");
+    json_t *e = json_object_get(t->header, "language_model.model.norm.weight");
+    json_object_set_new(e, "dtype", json_string(name));
+}
+
+static void escaping_name(struct fx_tensors *t) {
+    fx_append(t, "\x1b[2J\nlily: all is well", "BF16", 8, 2);
+}
+
+static void test_messages_are_text(void **state) {
+    (void)state;
+    fx_refused(rebuilt("u1", long_name, 0), LILY_EMODEL, "x\xc3\xa9", NULL);
+    fx_refused(rebuilt("u2", long_dtype, 0), LILY_EFORMAT, "x\xc3\xa9", NULL);
+    fx_refused(rebuilt("u3", escaping_name, 0), LILY_EMODEL, "?[2J?lily: all is well", NULL);
+    const char *path = rebuilt("u4\xff", nothing, 0);
+    char *text = NULL;
+    lily_err err = {0};
+    if (ckpt_inspect(path, &text, &err) != 0) fail_msg("inspect: %s", err.msg);
+    fx_message_has(text, "u4?");
+    free(text);
+}
+
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 static void missing_tensor(struct fx_tensors *t) {
@@ -541,6 +626,9 @@ int main(void) {
         cmocka_unit_test(test_index),
         cmocka_unit_test(test_two_shards),
         cmocka_unit_test(test_no_permission),
+        cmocka_unit_test(test_no_regular_file),
+        cmocka_unit_test(test_empty_files),
+        cmocka_unit_test(test_messages_are_text),
         cmocka_unit_test(test_tensors),
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_config_against_file),

@@ -335,6 +335,19 @@ static void test_wrong_targets(void **state) {
     assert_int_equal(ckpt_synth(folder, &s, &err), LILY_EINVAL);
     fx_message_has(err.msg, "something there already");
     assert_int_equal(ckpt_synth(fx_path("no/such/s"), &s, &err), LILY_ENOENT);
+    /* Nothing but a file of its own is ever replaced, and a name must name a file. */
+    assert_int_equal(mkfifo(fx_path("pipe"), 0600), 0);
+    const char *const targets[] = {fx_path("pipe"), fx_path("slash/"), ""};
+    for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
+        assert_int_equal(ckpt_pack(folder, targets[i], NULL, &err), LILY_EINVAL);
+        fx_message_has(err.msg, ", expected ");
+    }
+    s.packed = true;
+    assert_int_equal(ckpt_synth(fx_path("pipe"), &s, &err), LILY_EINVAL);
+    s.packed = false;
+    /* A folder's name may end in a slash. */
+    assert_int_equal(ckpt_synth(fx_path("slashed//"), &s, &err), 0);
+    assert_true(file_is_dir(fx_path("slashed")));
     s.layers = 6;
     assert_int_equal(ckpt_synth(fx_path("n"), &s, &err), LILY_EINVAL);
     s.layers = 12;
