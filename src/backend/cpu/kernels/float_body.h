@@ -150,13 +150,43 @@ static inline void widen_row(const struct mat *m, int32_t r, float *w) {
     }
 }
 
+/* Rows of weights that share each load of the input, and inputs that stay in the second-level cache
+ * while all rows of weights pass. */
+enum { FLOAT_ROWS = ATTEND_HEADS / 2, FLOAT_TOKENS = 64 };
+
+/* out[r] = dot(w[r], x, n) for FLOAT_ROWS rows, each with dot's own order of additions. */
+static inline void dots(float (*w)[MAX_COLS], const float *x, int32_t n, float *out) {
+    vf s[FLOAT_ROWS][4];
+    for (int r = 0; r < FLOAT_ROWS; r++) {
+        for (int j = 0; j < 4; j++) s[r][j] = V_SET(0.0f);
+    }
+    for (int32_t i = 0; i < n; i += 4 * VN) {
+        for (int j = 0; j < 4; j++) {
+            vf in = V_LOAD(x + i + j * VN);
+            for (int r = 0; r < FLOAT_ROWS; r++) {
+                s[r][j] = V_FMA(V_LOAD(w[r] + i + j * VN), in, s[r][j]);
+            }
+        }
+    }
+    for (int r = 0; r < FLOAT_ROWS; r++) out[r] = v_sum((s[r][0] + s[r][1]) + (s[r][2] + s[r][3]));
+}
+
 static void matmul_float(const struct mat *m, int32_t r0, int32_t r1, const float *x, size_t ldx,
                          int32_t n, float *out, size_t ldo) {
-    float w[MAX_COLS];
-    for (int32_t r = r0; r < r1; r++) {
-        widen_row(m, r, w);
-        for (int32_t t = 0; t < n; t++) {
-            out[(size_t)t * ldo + (size_t)(r - r0)] = dot(w, x + (size_t)t * ldx, m->cols);
+    float w[FLOAT_ROWS][MAX_COLS];
+    for (int32_t t0 = 0; t0 < n; t0 += FLOAT_TOKENS) {
+        int32_t t1 = n - t0 < FLOAT_TOKENS ? n : t0 + FLOAT_TOKENS;
+        for (int32_t r = r0; r < r1; r += FLOAT_ROWS) {
+            int32_t rows = r1 - r < FLOAT_ROWS ? r1 - r : FLOAT_ROWS;
+            for (int32_t i = 0; i < rows; i++) widen_row(m, r + i, w[i]);
+            for (int32_t t = t0; t < t1; t++) {
+                const float *in = x + (size_t)t * ldx;
+                float *o = out + (size_t)t * ldo + (size_t)(r - r0);
+                if (rows == FLOAT_ROWS)
+                    dots(w, in, m->cols, o);
+                else
+                    for (int32_t i = 0; i < rows; i++) o[i] = dot(w[i], in, m->cols);
+            }
         }
     }
 }
