@@ -13,15 +13,14 @@ struct serve_work {
     lily_engine *engine;
 };
 
-/* An address only this machine reaches. */
-static bool is_loopback(const char *host) {
-    return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 ||
-           strcmp(host, "localhost") == 0;
-}
-
-/* The server is bound: one line (or document) that a person or a script can wait for. */
-static void print_ready(void *arg, uint16_t port) {
+/* The server is bound: one line (or document) that a person or a script can wait for. The warning
+ * comes before it, and only now: what a name such as "localhost" stands for is known once bound. */
+static void print_ready(void *arg, uint16_t port, bool local) {
     struct serve_work *w = arg;
+    if (!local)
+        fprintf(stderr,
+                "lily: %s is reachable from other machines and there is no authentication\n",
+                w->server.host);
     lily_engine_info info;
     char url[300];
     const bool v6 = strchr(w->server.host, ':') != NULL;
@@ -61,7 +60,6 @@ int cmd_serve(int argc, char **argv) {
                   "seconds after which a silent connection is closed"),
         OPT_RANGE(INT, "keepalive", &s->keepalive_seconds, "S", 1, 3600,
                   "seconds between comments on a silent stream"),
-        OPT_FLAG("quiet", 'q', &s->quiet, "no line on stderr for each request"),
         OPT_FLAG("quiet", 'q', &s->quiet, "no line per request on standard error"),
         MODEL_OPTIONS(&w.model),
         JSON_OPTION(&w.model.json),
@@ -76,10 +74,6 @@ int cmd_serve(int argc, char **argv) {
     };
     int status = options_parse(&usage, argc, argv, NULL, NULL);
     if (status != OPTIONS_GO_ON) return status;
-    if (!is_loopback(s->host))
-        fprintf(stderr,
-                "lily: %s is reachable from other machines and there is no authentication\n",
-                s->host);
     s->port = (uint16_t)port;
     lily_err err = {0};
     int rc = model_open(&w.model, 0, &w.engine, &err);

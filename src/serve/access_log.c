@@ -39,7 +39,9 @@ void access_log_job(const struct job *job) {
                          job->answer.stream ? "stream " : "", job->outcome, job->id);
     if (ok && job->prompt.n) ok = buf_printf(&line, " prompt=%zu", job->prompt.n);
     if (ok && job->started_ns) {
-        double rate = r->decode_seconds > 0 ? (double)r->output_tokens / r->decode_seconds : 0;
+        /* The first token falls out of the prompt: a decode step stands behind each other. */
+        bool measured = r->decode_seconds > 0 && r->output_tokens > 1;
+        double rate = measured ? (r->output_tokens - 1) / r->decode_seconds : 0;
         ok = buf_printf(&line,
                         " cached=%d output=%d reasoning=%d queued=%.3fs prefill=%.3fs "
                         "decode=%.3fs (%.1f tok/s)",

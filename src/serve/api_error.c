@@ -8,7 +8,8 @@
 
 int api_error_set(struct api_error *e, int status, const char *code, const char *param,
                   const char *fmt, ...) {
-    *e = (struct api_error){.status = status, .code = code};
+    /* Every 503 passes: a client should know that it may come again. */
+    *e = (struct api_error){.status = status, .code = code, .retry_after = status == 503};
     snprintf(e->param, sizeof e->param, "%s", param ? param : "");
     va_list args;
     va_start(args, fmt);
@@ -55,7 +56,6 @@ void api_error_from_engine(struct api_error *e, const lily_err *err, size_t n_pr
     case LILY_ENOMEM:
     case LILY_EBACKEND:
         api_error_set(e, 503, "engine_unavailable", NULL, "%s", err->msg);
-        e->retry_after = 1;
         return;
     default:
         api_error_set(e, 500, "engine_failed", NULL, "%s", err->msg);

@@ -13,7 +13,7 @@ struct api_error {
     const char *code;    /* static, may be NULL */
     char param[160];     /* the field at fault ("messages[2].content"), "" if none */
     char message[640];   /* for a person */
-    int32_t retry_after; /* seconds; 0: no Retry-After header */
+    int32_t retry_after; /* seconds; 0: no Retry-After header; a 503 begins with 1 */
     int64_t n_prompt;    /* context_length_exceeded only: tokens of the prompt */
     int64_t n_ctx;       /* and tokens the context holds */
 };

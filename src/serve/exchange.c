@@ -32,7 +32,8 @@ struct exchange {
     size_t held;       /* bytes of body counted in server.held_bytes */
     uint64_t received; /* of the body, kept or dropped */
     struct job *job;
-    int status; /* of the reply queued, 0: none yet */
+    bool unframed; /* where the body ends is not known: answered without reading it */
+    int status;    /* of the reply queued, 0: none yet */
     int64_t started_ns;
 };
 
@@ -225,6 +226,48 @@ static const char *header(struct MHD_Connection *connection, const char *name) {
     return MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
 }
 
+/* How often the headers stand in the head by which a reader finds the body's end, or the server. */
+struct framing {
+    int hosts, lengths, codings;
+};
+
+static enum MHD_Result count_framing(void *cls, enum MHD_ValueKind kind, const char *name,
+                                     const char *value) {
+    struct framing *f = cls;
+    (void)kind;
+    (void)value;
+    f->hosts += !strcasecmp(name, MHD_HTTP_HEADER_HOST);
+    f->lengths += !strcasecmp(name, MHD_HTTP_HEADER_CONTENT_LENGTH);
+    f->codings += !strcasecmp(name, MHD_HTTP_HEADER_TRANSFER_ENCODING);
+    return MHD_YES;
+}
+
+/* A head that a proxy in front might read otherwise than libmicrohttpd does, or whose body would be
+ * taken for JSON and is not; true: fine. */
+static bool check_framing(struct exchange *x, struct MHD_Connection *connection) {
+    struct framing f = {0};
+    const char *transfer = header(connection, MHD_HTTP_HEADER_TRANSFER_ENCODING);
+    const char *content = header(connection, MHD_HTTP_HEADER_CONTENT_ENCODING);
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, count_framing, &f);
+    if (f.hosts > 1 || f.lengths + f.codings > 1) {
+        x->unframed = true;
+        api_error_set(
+            &x->error, 400, "invalid_head", NULL,
+            "head: found Host, or Content-Length and Transfer-Encoding, %d times, expected "
+            "each once and one of the latter",
+            f.hosts > 1 ? f.hosts : f.lengths + f.codings);
+    } else if (transfer && strcasecmp(transfer, "chunked")) {
+        x->unframed = true;
+        api_error_set(&x->error, 501, "unsupported_encoding", NULL,
+                      "Transfer-Encoding: found \"%.40s\", expected chunked or none", transfer);
+    } else if (content && strcasecmp(content, "identity")) {
+        api_error_set(&x->error, 415, "unsupported_encoding", NULL,
+                      "Content-Encoding: found \"%.40s\", expected none; send the body as it is",
+                      content);
+    }
+    return !x->error.status;
+}
+
 /* Fills x->error when the request is not to be served. */
 static void check_head(struct exchange *x, struct MHD_Connection *connection, const char *version) {
     const struct server *s = x->server;
@@ -235,6 +278,7 @@ static void check_head(struct exchange *x, struct MHD_Connection *connection, co
         api_error_set(&x->error, 503, "out_of_memory", NULL, "server: out of memory");
         return;
     }
+    if (!check_framing(x, connection)) return;
     if (!host && strcmp(version, MHD_HTTP_VERSION_1_0)) {
         api_error_set(&x->error, 400, "missing_host", NULL, "Host: found no such header");
         return;
@@ -272,7 +316,7 @@ static bool check_length(struct exchange *x, struct MHD_Connection *connection) 
     unsigned long long n = length ? strtoull(length, NULL, 10) : 0;
     if (n > x->server->options.max_body) refuse_size(x);
     if (!x->error.status) return false;
-    return n / DRAIN_FACTOR > x->server->options.max_body ||
+    return x->unframed || n / DRAIN_FACTOR > x->server->options.max_body ||
            (expect && !strcasecmp(expect, "100-continue"));
 }
 

@@ -67,19 +67,23 @@ int field_number(const json_t *object, const char *path, const char *name, doubl
 
 int field_integer(const json_t *object, const char *path, const char *name, int64_t lo, int64_t hi,
                   int64_t *value, struct api_error *err) {
+    const double limit = 9223372036854775808.0; /* 2^63: what is below it fits */
     const json_t *v = field_get(object, name);
     if (!v) return 0;
     double real = json_number_value(v);
-    bool whole = json_is_integer(v) ||
-                 (json_is_real(v) && real == floor(real) && fabs(real) < 9007199254740992.0);
-    if (!whole) return field_wrong(path, name, v, "an integer", err);
-    int64_t x = json_is_integer(v) ? (int64_t)json_integer_value(v) : (int64_t)real;
-    if (x < lo || x > hi) {
-        char full[160];
+    if (!json_is_number(v) || (json_is_real(v) && real != floor(real)))
+        return field_wrong(path, name, v, "an integer", err);
+    /* Integers of more than 64 bits were read as the nearest double. */
+    bool fits = json_is_integer(v) || (real >= -limit && real < limit);
+    int64_t x = json_is_integer(v) ? (int64_t)json_integer_value(v) : fits ? (int64_t)real : 0;
+    if (!fits || x < lo || x > hi) {
+        char full[160], found[32];
         field_path(full, sizeof full, path, name);
+        if (fits) snprintf(found, sizeof found, "%lld", (long long)x);
+        if (!fits) snprintf(found, sizeof found, "%g", real);
         return api_error_set(err, 400, "invalid_value", full,
-                             "%s: found %lld, expected an integer from %lld to %lld", full,
-                             (long long)x, (long long)lo, (long long)hi);
+                             "%s: found %s, expected an integer from %lld to %lld", full, found,
+                             (long long)lo, (long long)hi);
     }
     *value = x;
     return 0;

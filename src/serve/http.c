@@ -83,15 +83,25 @@ static bool is_loopback(const struct sockaddr *a) {
     return a->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
 }
 
+/* What to do about it depends on what is wrong: the port, the right to it, or the address. */
+static int bind_error(const struct server *s, int fault, lily_err *err) {
+    const char *remedy =
+        fault == EADDRINUSE ? "expected a free port; stop what listens there or "
+                              "choose another --port"
+        : fault == EACCES   ? "expected a port that this user may open; choose a --port above 1023"
+        : fault == EADDRNOTAVAIL ? "expected an address of this machine; choose another --host"
+                                 : "expected to listen there; choose another --host or --port";
+    return ERR(err, fault == EADDRINUSE ? LILY_EBUSY : err_from_errno(fault),
+               "%s port %d: found %s, %s", s->options.host, (int)s->options.port, strerror(fault),
+               remedy);
+}
+
 static int listen_on(struct server *s, const struct addrinfo *a, int *out, lily_err *err) {
     int one = 1, fd = socket(a->ai_family, SOCK_STREAM, 0);
     if (fd < 0) return ERR(err, err_from_errno(errno), "socket: %s", strerror(errno));
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (bind(fd, a->ai_addr, a->ai_addrlen) || listen(fd, 128)) {
-        int rc = ERR(err, errno == EADDRINUSE ? LILY_EBUSY : err_from_errno(errno),
-                     "%s port %d: found %s, expected a free port; stop what listens there or "
-                     "choose another --port",
-                     s->options.host, (int)s->options.port, strerror(errno));
+        int rc = bind_error(s, errno, err);
         close(fd);
         return rc;
     }
@@ -108,7 +118,7 @@ static int open_listener(struct server *s, int *fd, lily_err *err) {
     if (!strcmp(s->options.host, "localhost")) hints.ai_family = AF_INET;
     int fault = getaddrinfo(s->options.host, port, &hints, &found);
     if (fault) {
-        return ERR(err, LILY_EINVAL, "--host %s: found %s, expected an address of this machine",
+        return ERR(err, LILY_EINVAL, "--host \"%s\": found %s, expected an address of this machine",
                    s->options.host, gai_strerror(fault));
     }
     int rc = listen_on(s, found, fd, err);

@@ -10,9 +10,7 @@
 #include "text/json_text.h"
 
 static int no_memory(struct api_error *err) {
-    api_error_set(err, 503, "out_of_memory", NULL, "request: out of memory");
-    err->retry_after = 1;
-    return -1;
+    return api_error_set(err, 503, "out_of_memory", NULL, "request: out of memory");
 }
 
 /* ---- the body as JSON ------------------------------------------------------------------------ */
@@ -179,7 +177,8 @@ static int add_stop(struct chat_request *r, const json_t *value, const char *pat
     if (!n) return 0; /* asks for nothing */
     if (n > REQUEST_MAX_STOP_BYTES || strlen(json_string_value(value)) != n) {
         return api_error_set(err, 400, "invalid_value", path,
-                             "%s: expected at most %d bytes and no U+0000", path,
+                             "%s: found %zu bytes%s, expected at most %d bytes and no U+0000", path,
+                             n, n > REQUEST_MAX_STOP_BYTES ? "" : " with U+0000 among them",
                              REQUEST_MAX_STOP_BYTES);
     }
     r->stops[r->n_stops] = strdup(json_string_value(value));

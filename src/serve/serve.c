@@ -51,8 +51,11 @@ void serve_stop(void) {
     }
 }
 
+/* The first of either kind; a second, of whatever kind, ends the process at once. */
 static void on_signal(int number) {
     (void)number;
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
     serve_stop();
 }
 
@@ -60,9 +63,8 @@ struct signals {
     struct sigaction interrupt, terminate, pipe;
 };
 
-/* A second SIGINT or SIGTERM ends the process at once (SA_RESETHAND). */
 static void signals_install(struct signals *old) {
-    struct sigaction stop = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction stop = {.sa_handler = on_signal};
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     sigaction(SIGINT, &stop, &old->interrupt);
     sigaction(SIGTERM, &stop, &old->terminate);
@@ -133,8 +135,8 @@ static void server_free(struct server *s) {
 /* Waiting requests are refused, the running one is cancelled; returns when none is left. */
 static void end_jobs(struct server *s) {
     struct api_error error;
-    api_error_set(&error, 503, "shutting_down", NULL, "server: it is shutting down; try again");
-    error.retry_after = 1;
+    api_error_set(&error, 503, "shutting_down", NULL,
+                  "server: it is shutting down; try again later");
     pthread_mutex_lock(&s->lock);
     s->stopping = true;
     for (struct job *job = s->first, *next; job; job = next) {
@@ -164,8 +166,7 @@ static void drain_replies(struct server *s) {
     }
 }
 
-static int run_threads(struct server *s, void (*ready)(void *arg, uint16_t port), void *arg,
-                       lily_err *err) {
+static int run_threads(struct server *s, serve_ready_fn ready, void *arg, lily_err *err) {
     pthread_t intake, worker;
     uint16_t port;
     if (pthread_create(&intake, NULL, intake_main, s))
@@ -176,7 +177,7 @@ static int run_threads(struct server *s, void (*ready)(void *arg, uint16_t port)
     const bool has_worker = !rc;
     if (!rc) rc = http_start(s, &port, err);
     if (!rc) {
-        if (ready) ready(arg, port);
+        if (ready) ready(arg, port, s->loopback);
         watch_run(s, &stop_asked);
         http_quiesce(s);
     }
@@ -191,8 +192,8 @@ static int run_threads(struct server *s, void (*ready)(void *arg, uint16_t port)
     return rc;
 }
 
-int serve_run(lily_engine *engine, const struct serve_options *options,
-              void (*ready)(void *arg, uint16_t port), void *arg, lily_err *err) {
+int serve_run(lily_engine *engine, const struct serve_options *options, serve_ready_fn ready,
+              void *arg, lily_err *err) {
     struct server server;
     struct signals signals;
     int rc = server_init(&server, engine, options, err);

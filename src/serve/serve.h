@@ -20,11 +20,14 @@ struct serve_options {
     bool quiet;                /* no access log on standard error */
 };
 
+/* local: the address bound is one that only this machine reaches. */
+typedef void (*serve_ready_fn)(void *arg, uint16_t port, bool local);
+
 /* Serves until serve_stop, SIGINT or SIGTERM; then lets running replies end within a token. The
- * engine stays the caller's. ready (may be NULL) is called once with the port bound. One server
+ * engine stays the caller's. ready (may be NULL) is called once, when the port is bound. One server
  * runs at a time in a process. */
-int serve_run(lily_engine *engine, const struct serve_options *options,
-              void (*ready)(void *arg, uint16_t port), void *arg, lily_err *err);
+int serve_run(lily_engine *engine, const struct serve_options *options, serve_ready_fn ready,
+              void *arg, lily_err *err);
 
 /* Ends serve_run from a signal handler or another thread. */
 void serve_stop(void);

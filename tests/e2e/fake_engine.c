@@ -310,8 +310,9 @@ int lily_generate(lily_session *s, const lily_request *request, lily_result *res
 
 /* ---- program --------------------------------------------------------------------------------- */
 
-static void print_port(void *arg, uint16_t port) {
+static void print_port(void *arg, uint16_t port, bool local) {
     (void)arg;
+    (void)local;
     printf("port %d\n", (int)port);
     fflush(stdout);
 }

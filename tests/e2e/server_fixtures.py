@@ -31,6 +31,7 @@ class Server:
         program = Path(words[0]).read_bytes()
         self.sanitized = b"__asan_init" in program or b"__tsan_init" in program
         self.lines = []
+        self.expected = 0  # its exit status
         self._log = threading.Thread(target=self._read_log, daemon=True)
         self._log.start()
         self.port = self._wait_port(ready)
@@ -71,7 +72,7 @@ class Server:
         """Asks it to end; it must do so cleanly and without a sanitizer's complaint."""
         status = self.stop()
         complaints = [line for line in self.lines if "Sanitizer" in line or "runtime error" in line]
-        assert status == 0 and not complaints, (status, self.lines[-60:])
+        assert status == self.expected and not complaints, (status, self.lines[-60:])
 
     def client(self, **more):
         more = {"max_retries": 0, "timeout": 30, **more}

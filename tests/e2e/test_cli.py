@@ -49,6 +49,8 @@ def test_help(lily, command):
     assert f"\nusage: lily {command} [options]" in done.stdout
     assert f"\nexample:\n  lily {command}" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    options = re.findall(r"(?m)^  (?:-\w, |    )(--[\w-]+)", done.stdout)
+    assert len(set(options)) == len(options) > 1, "an option twice"
     assert lily("help", command).stdout == done.stdout
     # An example is a command line that the parser takes, up to the files it names.
     example = done.stdout.rsplit("example:\n  lily ", 1)[1].split()
@@ -584,12 +586,13 @@ def test_serve_starts_and_stops(lily, standin):
     assert process.returncode == OK and b"authentication" not in err
 
 
-def test_serve_warns_off_loopback(lily, standin):
-    process = lily.start("serve", "-m", standin, "--port", "0", "--host", "0.0.0.0")
-    assert b"http://0.0.0.0:" in process.stdout.readline()
+@pytest.mark.parametrize("host, warned", [("0.0.0.0", True), ("LocalHost", False)])
+def test_serve_warns_off_loopback(lily, standin, host, warned):
+    process = lily.start("serve", "-m", standin, "--port", "0", "--host", host)
+    assert f"http://{host}:".encode() in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=30)
-    assert b"no authentication" in err
+    assert (b"no authentication" in err) == warned
 
 
 def test_core_runs(lily, lily_core, standin):

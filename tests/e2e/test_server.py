@@ -505,6 +505,22 @@ def test_shutdown_interrupts_a_long_chunk(fake_serve):
         start = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - start < 2
+        text = raw.read_all()
+        assert b"HTTP/1.1 503" in text and b"Retry-After: 1" in text and b"shutting_down" in text
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once(fake_serve, second):
+    server = fake_serve()
+    server.expected = -second
+    with server.raw() as raw:
+        raw.post(body("slow 4000\nsay x"))  # nothing cancels the rendering of a prompt
+        server.wait_for(lambda h: h["queued"] == 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert raw.read_until(b"shutting_down")
+        start = time.monotonic()
+        assert server.stop(second) == -second
+        assert time.monotonic() - start < 1
 
 
 def test_port_in_use_is_said(fake_serve):
@@ -515,6 +531,15 @@ def test_port_in_use_is_said(fake_serve):
                           text=True, timeout=20)
     assert done.returncode == 1
     assert f"port {server.port}" in done.stderr and "in use" in done.stderr
+
+
+@pytest.mark.parametrize("host, expected", [
+    ("192.0.2.1", "expected an address of this machine; choose another --host"),
+    ("nowhere.invalid", 'host "nowhere.invalid": found'), ("", 'host "": found')])
+def test_a_wrong_address_is_said(fake_serve, host, expected):
+    program = fake_serve().process.args[0]
+    done = subprocess.run([program, f"host={host}"], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1 and expected in done.stderr
 
 
 # ---- log ----------------------------------------------------------------------------------------

@@ -109,6 +109,21 @@ def test_expect_continue_is_refused_before_the_body(fake):
         assert b" 200 " in raw.read_until(b"\r\n")
 
 
+@pytest.mark.parametrize("lines, status", [
+    ("Content-Length: 62\r\nContent-Length: 5\r\n", 400),
+    ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", 400),
+    ("Host: evil.com\r\nContent-Length: 0\r\n", 400),
+    ("Transfer-Encoding: gzip\r\n", 501), ("Transfer-Encoding: gzip, chunked\r\n", 501),
+    ("Content-Encoding: gzip\r\nContent-Length: 0\r\n", 415)])
+def test_head_that_can_be_read_two_ways(fake, lines, status):
+    with fake.raw() as raw:
+        raw.send(f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{lines}"
+                 "Connection: close\r\n\r\n")
+        head, text = raw.read_all().split(b"\r\n\r\n", 1)
+    assert int(head.split()[1]) == status
+    assert json.loads(text)["error"]["code"] in ("invalid_head", "unsupported_encoding")
+
+
 def test_huge_head(fake):
     with fake.raw() as raw:
         raw.send("GET /health HTTP/1.1\r\nHost: localhost\r\n")

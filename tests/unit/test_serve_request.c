@@ -175,6 +175,38 @@ static void wrong_fields_are_named(void **state) {
     }
 }
 
+/* The message says what is wrong with the value: its kind, or that it is too large. */
+static void integers_of_any_size(void **state) {
+    (void)state;
+    static const struct {
+        const char *fields, *code;
+    } cases[] = {
+        {"\"seed\": 18446744073709551615", "invalid_value"},
+        {"\"seed\": 1e30", "invalid_value"},
+        {"\"seed\": 9223372036854775808", "invalid_value"},
+        {"\"top_k\": 1e10", "invalid_value"},
+        {"\"max_tokens\": -1e300", "invalid_value"},
+        {"\"seed\": 0.5", "invalid_type"},
+        {"\"seed\": [1]", "invalid_type"},
+        {"\"seed\": false", "invalid_type"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct api_error err = {0};
+        struct chat_request *r = parse(cases[i].fields, &err);
+        if (r) fail_msg("%s: accepted", cases[i].fields);
+        assert_string_equal(err.code, cases[i].code);
+    }
+    struct chat_request *r =
+        parse_good("\"seed\": 9007199254740993, \"max_tokens\": 9223372036854775807");
+    assert_true(r->sampling.seed == 9007199254740993u);
+    assert_int_equal(r->max_tokens, INT32_MAX);
+    request_free(r);
+    r = parse_good("\"seed\": -9.223372036854775808e18, \"max_tokens\": 1e17");
+    assert_true(r->sampling.seed == (uint64_t)INT64_MIN);
+    assert_int_equal(r->max_tokens, INT32_MAX);
+    request_free(r);
+}
+
 static void check_body(const char *body, int status, const char *param) {
     struct api_error err = {0};
     struct chat_request *r = NULL;
@@ -319,6 +351,7 @@ int main(void) {
         cmocka_unit_test(null_is_absent),
         cmocka_unit_test(unlimited_and_tool_choice_none),
         cmocka_unit_test(wrong_fields_are_named),
+        cmocka_unit_test(integers_of_any_size),
         cmocka_unit_test(messages_are_checked_by_path),
         cmocka_unit_test(bodies_that_are_no_request),
         cmocka_unit_test(a_begun_answer_is_continued_without_thinking),
