@@ -353,6 +353,60 @@ def test_control_tokens_from_messages_stay_text(mini):
     assert plain["ids"] == library.encode(plain["text"], add_special_tokens=False).ids
 
 
+# What the model says after a prompt, and what it is answered: two tool rounds, then a new question.
+REPLIES = [
+    ("I look first.", "", [("read", {"path": "a b/c.txt", "line": 12})]),
+    ("Hm.", "I see.\n\nTwo more:", [("read", {"path": "x\n\ny\n", "line": -3}),
+                                 ("write", {"text": "<div>\n</function>\n</div>",
+                                            "deep": {"a": [1, "b"]}})]),
+    ("Both read.\n\nNow: the end.", "Done.", []),
+    ("Über 日本語 e\u0301 🙂", "def f(x):\n    return x\n\n```\n1234  5\n```", []),
+    ("plain", "last", []),
+]
+
+
+def written(thought, content, calls, thinking):
+    """A reply in the model's own format, without the token that ends the turn."""
+    text = f"{thought}\n</think>\n\n" if thinking else ""
+    text += content + ("\n\n" if content and calls else "")
+    blocks = []
+    for name, arguments in calls:
+        block = f"<tool_call>\n<function={name}>\n"
+        for key, value in arguments.items():
+            value = value if isinstance(value, str) else json.dumps(value)
+            block += f"<parameter={key}>\n{value}\n</parameter>\n"
+        blocks.append(block + "</function>\n</tool_call>")
+    return text + "\n".join(blocks)
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_prompt_begins_with_the_prompt_and_reply_before_it(pair, thinking):
+    """With preserve_thinking nothing that was read or generated has to be read again."""
+    driver, _ = pair
+    number = {"type": "integer"}
+    tools = [{"type": "function", "function": {"name": name, "parameters": {
+        "type": "object", "properties": {"path": {"type": "string"}, "line": number,
+                                         "text": {"type": "string"}, "deep": {"type": "object"}}}}}
+             for name in ["read", "write"]]
+    options = {"add_generation_prompt": True, "enable_thinking": thinking, "preserve_thinking": True}
+    messages = [{"role": "system", "content": "Short."}, {"role": "user", "content": "Go on"}]
+    held, turns = [], 0
+    for thought, content, calls in REPLIES:
+        prompt = driver.ask(op="render", messages=messages, tools=tools, options=options, mend=True)
+        assert prompt["ids"][:len(held)] == held, (
+            turns, first_difference(prompt["ids"][:len(held)], held), prompt["text"][-600:])
+        output = driver.encode(written(thought, content, calls, thinking), control=True)
+        held = prompt["ids"] + output
+        message = driver.ask(op="reply", ids=output, in_think=thinking, tools=tools)["message"]
+        assert len(message.get("tool_calls", [])) == len(calls)
+        messages.append(message)
+        messages += [{"role": "tool", "content": f"result {i}"} for i in range(len(calls))]
+        if not calls:
+            messages.append({"role": "user", "content": "And then?"})
+        turns += 1
+    assert turns == len(REPLIES)
+
+
 def test_a_reply_is_continued_with_thinking_closed(mini):
     answer = mini.ask(op="render", mend=True, options={"add_generation_prompt": True},
                          messages=[{"role": "user", "content": "q"},

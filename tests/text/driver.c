@@ -3,6 +3,7 @@
  *   {"op":"encode_file", "file":PATH, "control":B}    -> {"ids":[...], "seconds":S}
  *   {"op":"bytes", "ids":[...]}                       -> {"hex":[...]} (null: no such token)
  *   {"op":"render", "messages":M, "tools":T, "options":{...}, "mend":B} -> {"text":T, "ids":[...]}
+ *   {"op":"reply", "ids":[...], "in_think":B, "tools":T} -> {"message":M}, as a client sends it back
  * A failure gives {"error":MESSAGE}. The argument is a tokenizer.json; without one only the text of
  * "render" is given. */
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include "base/file.h"
 #include "text/chat_template.h"
 #include "text/json_text.h"
+#include "text/reply.h"
 
 static struct tokenizer *tokenizer;
 
@@ -89,6 +91,59 @@ static int render(const json_t *in, json_t *out, lily_err *err) {
     return rc;
 }
 
+/* A reply's events as the message of the assistant that a client would send back. */
+struct message {
+    struct buf reasoning, content, arguments;
+    json_t *calls;
+};
+
+static int on_reply(void *arg, const struct reply_event *e) {
+    struct message *m = arg;
+    if (e->kind == REPLY_REASONING) buf_append(&m->reasoning, e->text, e->n);
+    if (e->kind == REPLY_CONTENT) buf_append(&m->content, e->text, e->n);
+    if (e->kind == REPLY_TOOL_ARGS) buf_append(&m->arguments, e->text, e->n);
+    if (e->kind == REPLY_TOOL_BEGIN) {
+        buf_clear(&m->arguments);
+        json_array_append_new(
+            m->calls, json_pack("{s:s, s:{s:s}}", "type", "function", "function", "name", e->text));
+    }
+    if (e->kind == REPLY_TOOL_END) {
+        json_t *call = json_array_get(m->calls, (size_t)e->call);
+        json_object_set_new(json_object_get(call, "function"), "arguments",
+                            json_stringn(m->arguments.data, m->arguments.len));
+    }
+    return 0;
+}
+
+static int split_reply(const json_t *in, json_t *out, lily_err *err) {
+    struct message m = {.calls = json_array()};
+    struct reply_options options = {.tokenizer = tokenizer,
+                                    .in_think = json_is_true(json_object_get(in, "in_think")),
+                                    .tools = json_object_get(in, "tools")};
+    struct reply *reply;
+    int rc = reply_new(&options, on_reply, &m, &reply, err);
+    size_t i;
+    json_t *id;
+    bool stopped;
+    if (rc) return rc;
+    json_array_foreach(json_object_get(in, "ids"), i, id) {
+        if (!rc) rc = reply_push(reply, (int32_t)json_integer_value(id), &stopped, err);
+    }
+    if (!rc) rc = reply_finish(reply, err);
+    reply_free(reply);
+    json_t *message = json_pack(
+        "{s:s, s:o, s:o}", "role", "assistant", "content",
+        json_stringn(m.content.len ? m.content.data : "", m.content.len), "reasoning_content",
+        json_stringn(m.reasoning.len ? m.reasoning.data : "", m.reasoning.len));
+    if (json_array_size(m.calls) > 0) json_object_set(message, "tool_calls", m.calls);
+    json_object_set_new(out, "message", message);
+    json_decref(m.calls);
+    buf_free(&m.reasoning);
+    buf_free(&m.content);
+    buf_free(&m.arguments);
+    return rc;
+}
+
 static void answer(const char *line, size_t n) {
     lily_err err = {0};
     json_t *in, *out = json_object();
@@ -103,6 +158,8 @@ static void answer(const char *line, size_t n) {
         bytes(in, out);
     else if (!strcmp(op, "render"))
         rc = render(in, out, &err);
+    else if (!strcmp(op, "reply"))
+        rc = split_reply(in, out, &err);
     if (rc) json_object_set_new(out, "error", json_string(err.msg));
     json_dumpf(out, stdout, JSON_COMPACT);
     putchar('\n');
