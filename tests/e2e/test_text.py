@@ -388,7 +388,8 @@ def test_a_prompt_begins_with_the_prompt_and_reply_before_it(pair, thinking):
         "type": "object", "properties": {"path": {"type": "string"}, "line": number,
                                          "text": {"type": "string"}, "deep": {"type": "object"}}}}}
              for name in ["read", "write"]]
-    options = {"add_generation_prompt": True, "enable_thinking": thinking, "preserve_thinking": True}
+    options = {"add_generation_prompt": True, "preserve_thinking": True,
+               "enable_thinking": thinking}
     messages = [{"role": "system", "content": "Short."}, {"role": "user", "content": "Go on"}]
     held, turns = [], 0
     for thought, content, calls in REPLIES:

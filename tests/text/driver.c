@@ -3,7 +3,7 @@
  *   {"op":"encode_file", "file":PATH, "control":B}    -> {"ids":[...], "seconds":S}
  *   {"op":"bytes", "ids":[...]}                       -> {"hex":[...]} (null: no such token)
  *   {"op":"render", "messages":M, "tools":T, "options":{...}, "mend":B} -> {"text":T, "ids":[...]}
- *   {"op":"reply", "ids":[...], "in_think":B, "tools":T} -> {"message":M}, as a client sends it back
+ *   {"op":"reply", "ids":[...], "in_think":B, "tools":T} -> {"message":M} to be sent back
  * A failure gives {"error":MESSAGE}. The argument is a tokenizer.json; without one only the text of
  * "render" is given. */
 #include <stdio.h>
