@@ -1,5 +1,6 @@
 #include "engine/sampler.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -263,7 +264,8 @@ static void adjust(struct sampler *s, const float *logits) {
     for (int32_t i = 0; i < s->n_seen; i++) {
         int32_t id = s->seen[i], outputs = s->count[id] - 1;
         if (p->repetition_penalty != 1) {
-            x[id] = x[id] > 0 ? x[id] / p->repetition_penalty : x[id] * p->repetition_penalty;
+            float y = x[id] > 0 ? x[id] / p->repetition_penalty : x[id] * p->repetition_penalty;
+            x[id] = fminf(fmaxf(y, -FLT_MAX), FLT_MAX); /* infinity is for holes alone */
         }
         x[id] -= p->frequency_penalty * (float)outputs;
         if (outputs > 0) x[id] -= p->presence_penalty;

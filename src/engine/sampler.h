@@ -1,6 +1,8 @@
-/* Picks one token from a row of logits on the host, in the order vLLM's v1 sampler uses:
+/* Picks one token from a row of logits on the host:
  *   repetition penalty (prompt and output), frequency and presence penalties (output only),
  *   logit bias, division by the temperature, top_k, top_p, min_p, softmax, one draw.
+ * vLLM's v1 sampler has the same order but for two: it adds the bias before the penalties and
+ * applies min_p before top_k (docs/sampling.md).
  * All selection is exact with ties to the lower id. A pick costs a few passes over the vocabulary
  * and no sort; nothing is allocated after sampler_new. */
 #ifndef LILY_ENGINE_SAMPLER_H

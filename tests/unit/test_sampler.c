@@ -361,6 +361,26 @@ static void test_extreme_logits(void **state) {
         assert_true(id == 0 || id == 3);
     }
     sampler_free(s);
+    /* A penalty beyond the range of floats must leave tokens better than holes. */
+    const int32_t hole = 0, prompt[] = {0, 1, 2, 3};
+    const struct sampler_vocab vocab = {.used = 4, .holes = &hole, .n_holes = 1};
+    const float penalties[] = {100, 0.01f}, sign[] = {-1, 1};
+    lily_err err = {0};
+    assert_int_equal(sampler_new(&vocab, &s, &err), 0);
+    for (int i = 0; i < 2; i++) {
+        for (int j = 0; j < 4; j++) logits[j] = sign[i] * 1e37f;
+        for (uint64_t seed = 0; seed < 50; seed++) {
+            bool hit[4] = {0};
+            q = plain;
+            q.repetition_penalty = penalties[i], q.seed = seed;
+            q.temperature = seed % 2 ? 0.7f : 0;
+            assert_int_equal(sampler_begin(s, &q, prompt, 4, &err), 0);
+            for (int k = 0; k < 50; k++) hit[sampler_pick(s, logits)] = true;
+            assert_false(hit[0]);
+            if (q.temperature > 0) assert_true(hit[1] && hit[2] && hit[3]);
+        }
+    }
+    sampler_free(s);
 }
 
 static int by_value(const void *a, const void *b) {
