@@ -99,6 +99,19 @@ static bool default_history(struct buf *path) {
     return buf_puts(path, "/history");
 }
 
+/* Lines of earlier chats. A file that holds something else was named by mistake: it is left as it
+ * is, and nothing is kept. */
+static void load_history(struct chat *c) {
+    HistEvent event;
+    struct stat st;
+    const char *path = c->history_path.data;
+    if (history(c->history, &event, H_LOAD, path) >= 0) return;
+    if (stat(path, &st) || st.st_size == 0) return; /* none yet */
+    fail_text("%s: found no history of typed lines, expected one or no file; lines are not kept",
+              path);
+    buf_free(&c->history_path);
+}
+
 /* Line editing with history. Whatever fails here leaves a chat that still reads lines. */
 static void start_editing(struct chat *c, const struct chat_options *o) {
     HistEvent event;
@@ -120,7 +133,7 @@ static void start_editing(struct chat *c, const struct chat_options *o) {
     if (o->no_history) return;
     if (o->history ? !buf_puts(&c->history_path, o->history) : !default_history(&c->history_path))
         buf_free(&c->history_path);
-    if (c->history_path.len) history(c->history, &event, H_LOAD, c->history_path.data);
+    if (c->history_path.len) load_history(c);
 }
 
 static void end_editing(struct chat *c) {
@@ -384,9 +397,9 @@ int cmd_chat(int argc, char **argv) {
     const struct option options[] = {
         OPT(TEXT, "system", 's', &o.system, "TEXT", "system message"),
         OPT_FLAG("no-think", 0, &o.no_think, "answer at once, without a think block"),
-        OPT(TEXT, "tools", 0, &o.tools, "FILE",
+        OPT(NAME, "tools", 0, &o.tools, "FILE",
             "JSON array of tools; you are asked for the result of each call"),
-        OPT(TEXT, "history", 0, &o.history, "FILE",
+        OPT(NAME, "history", 0, &o.history, "FILE",
             "lines typed earlier; without it ~/.local/state/lily/history"),
         OPT_FLAG("no-history", 0, &o.no_history, "neither read nor keep them"),
         SAMPLING_OPTIONS(&o.sampling),
@@ -403,7 +416,10 @@ int cmd_chat(int argc, char **argv) {
         USAGE_OPTIONS(options),
     };
     int status = options_parse(&usage, argc, argv, NULL, NULL);
+    if (status == OPTIONS_GO_ON) status = sampling_check(&o.sampling, "chat");
     if (status != OPTIONS_GO_ON) return status;
+    if (o.history && o.no_history)
+        return usage_error("chat", "give one of --history and --no-history");
     struct chat c = {0};
     lily_err err = {0};
     interrupt_catch();

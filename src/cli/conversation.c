@@ -25,6 +25,12 @@ void conversation_reset(struct conversation *c) {
 
 int conversation_set_system(struct conversation *c, const char *text, lily_err *err) {
     char *copy = NULL;
+    /* Asked here, where the text comes from, and not of every turn that follows. */
+    json_t *valid = json_string(text ? text : "");
+    json_decref(valid);
+    if (!valid)
+        return ERR(err, LILY_EINVAL,
+                   "system message: found bytes that are not UTF-8, expected UTF-8 text");
     if (text && *text && !(copy = strdup(text))) return ERR_NOMEM(err, "system message");
     free(c->system);
     c->system = copy;
@@ -47,7 +53,7 @@ void conversation_cut(struct conversation *c, size_t n) {
         json_array_remove(c->turns, json_array_size(c->turns) - 1);
 }
 
-/* The messages as text, malloc'd; NULL: out of memory or a system message that is not UTF-8. */
+/* The messages as text, malloc'd; NULL: out of memory. */
 static char *messages_text(const struct conversation *c, size_t flags) {
     json_t *all = json_array();
     char *text = NULL;
@@ -65,7 +71,7 @@ static char *messages_text(const struct conversation *c, size_t flags) {
  */
 static int render(const struct conversation *c, lily_tokens *prompt, lily_err *err) {
     char *messages = messages_text(c, 0);
-    if (!messages) return ERR(err, LILY_EINVAL, "system message: found bytes that are not UTF-8");
+    if (!messages) return ERR_NOMEM(err, "conversation");
     const lily_chat_options options = {.no_thinking = !c->thinking, .preserve_thinking = true};
     int rc = lily_chat_prompt(c->engine, messages, c->tools, &options, prompt, err);
     free(messages);
@@ -76,8 +82,8 @@ int conversation_answer(struct conversation *c, struct printout *answer, lily_re
                         lily_err *err) {
     lily_sampling sampling;
     lily_tokens prompt = {0};
-    int rc = sampling_resolve(c->sampling, c->engine, c->thinking, &sampling, err);
-    if (!rc) rc = render(c, &prompt, err);
+    sampling_resolve(c->sampling, c->engine, c->thinking, &sampling);
+    int rc = render(c, &prompt, err);
     if (rc) return rc;
     lily_request request = {
         .prompt = prompt.ids,

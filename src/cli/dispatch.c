@@ -1,8 +1,11 @@
 #include "cli/dispatch.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/options.h"
 #include "cli/output.h"
@@ -33,9 +36,21 @@ static int run_command(const struct command *commands, size_t n, int argc, char 
     return usage_error(NULL, "%s: no such command", argv[0]);
 }
 
+/* A standard stream that the caller closed leaves a number that the next open would get, and an
+ * error message would be written into a checkpoint or to a client. The other direction is opened,
+ * so that using the stream still fails. */
+static void hold_standard_streams(void) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+        int held = open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+        if (held > STDERR_FILENO) close(held);
+    }
+}
+
 int cli_main(const char *program, const struct command *commands, size_t n_commands, int argc,
              char **argv) {
     program_name = program;
+    hold_standard_streams();
     /* A reader that leaves (`lily run | head`) is seen as a failed write, not a sudden death. */
     signal(SIGPIPE, SIG_IGN);
     if (argc < 2) {

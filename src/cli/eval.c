@@ -198,12 +198,12 @@ static int print_score(const struct eval_options *o, const struct eval_work *w,
 int cmd_eval(int argc, char **argv) {
     struct eval_options o = {.model = MODEL_DEFAULTS, .window = DEFAULT_WINDOW};
     const struct option options[] = {
-        OPT(TEXT, "text", 0, &o.text, "FILE", "plain text to score; -: standard input"),
-        OPT(TEXT, "ids", 0, &o.ids, "FILE",
+        OPT(NAME, "text", 0, &o.text, "FILE", "plain text to score; -: standard input"),
+        OPT(NAME, "ids", 0, &o.ids, "FILE",
             "token ids to score: a JSON array, or divided by whitespace"),
         OPT_RANGE(INT, "window", &o.window, "N", 2, 1 << 20,
                   "tokens per window; every window begins with an empty context"),
-        OPT(TEXT, "logits-out", 0, &o.logits_out, "FILE",
+        OPT(NAME, "logits-out", 0, &o.logits_out, "FILE",
             "write every token's logits as float32 .npy [tokens, vocabulary]"),
         MODEL_OPTIONS(&o.model),
         JSON_OPTION(&o.model.json),

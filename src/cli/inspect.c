@@ -12,7 +12,7 @@ int cmd_inspect(int argc, char **argv) {
     bool json = false;
     const char *model = NULL, *operand = NULL;
     const struct option options[] = {
-        OPT(TEXT, "model", 'm', &model, "PATH", "the same as the operand"),
+        OPT(NAME, "model", 'm', &model, "PATH", "the same as the operand"),
         JSON_OPTION(&json),
     };
     const struct usage usage = {
@@ -24,6 +24,7 @@ int cmd_inspect(int argc, char **argv) {
         .example = "lily inspect Qwen3.6-35B-A3B-4bit",
         USAGE_OPTIONS(options),
         .max_operands = 1,
+        .named_operands = true,
     };
     int status = options_parse(&usage, argc, argv, &operand, NULL);
     if (status != OPTIONS_GO_ON) return status;

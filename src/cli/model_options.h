@@ -17,9 +17,9 @@ struct model_options {
 /* Entries of a command's option table; o points to a struct model_options. */
 #define MODEL_OPTIONS(o)                                                                           \
     OPT_GROUP("model"),                                                                            \
-        OPT(TEXT, "model", 'm', &(o)->model, "PATH",                                               \
+        OPT(NAME, "model", 'm', &(o)->model, "PATH",                                               \
             "checkpoint folder or packed file; without it the small stand-in inside the program"), \
-        OPT(TEXT, "backend", 0, &(o)->backend, "NAME",                                             \
+        OPT(NAME, "backend", 0, &(o)->backend, "NAME",                                             \
             "auto or one that the doctor command lists"),                                          \
         OPT_RANGE(INT, "threads", &(o)->threads, "N", 0, 1024,                                     \
                   "CPU threads; 0: one per physical core"),                                        \

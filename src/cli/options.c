@@ -171,7 +171,8 @@ static void format_default(const struct option *o, char *out, size_t room) {
         snprintf(out, room, "%llu", (unsigned long long)*(const uint64_t *)o->value);
     if (o->kind == OPTION_REAL) snprintf(out, room, "%g", (double)*(const float *)o->value);
     if (o->kind == OPTION_SIZE) format_size(out, room, *(const size_t *)o->value);
-    if (o->kind == OPTION_TEXT && *(const char *const *)o->value)
+    const bool text = o->kind == OPTION_TEXT || o->kind == OPTION_NAME;
+    if (text && *(const char *const *)o->value)
         snprintf(out, room, "%s", *(const char *const *)o->value);
     if (o->kind == OPTION_INTS) {
         const struct int_list *list = o->value;
@@ -264,6 +265,11 @@ static int set_value(const struct usage *u, const struct option *o, const char *
     case OPTION_GROUP:
     case OPTION_FLAG:
         break;
+    case OPTION_NAME: /* an empty one is a script's unset variable, not a wish for the default */
+        if (!*text)
+            return usage_error(u->command, "--%s: found \"\", expected %s", o->name, o->arg);
+        *(const char **)o->value = text;
+        break;
     case OPTION_TEXT:
         *(const char **)o->value = text;
         break;
@@ -351,6 +357,8 @@ int options_parse(const struct usage *u, int argc, char **argv, const char **ope
             if (n == u->max_operands)
                 return usage_error(u->command, "found an unexpected \"%s\"%s", word,
                                    u->max_operands ? "; quote text with spaces" : "");
+            if (u->named_operands && !*word)
+                return usage_error(u->command, "found \"\", expected %s", u->operands);
             operands[n++] = word;
         } else if (strcmp(word, "--") == 0) {
             options_ended = true;

@@ -25,6 +25,7 @@ enum option_kind {
     OPTION_GROUP, /* no option: a heading in the help */
     OPTION_FLAG,  /* bool */
     OPTION_TEXT,  /* const char *, into argv */
+    OPTION_NAME,  /* the same, of a file or a thing: not empty */
     OPTION_TEXTS, /* struct text_list */
     OPTION_INT,   /* int32_t in [min, max] */
     OPTION_INTS,  /* struct int_list, each in [min, max] */
@@ -76,6 +77,7 @@ struct usage {
     const struct option *options; /* [n_options] */
     size_t n_options;
     int min_operands, max_operands;
+    bool named_operands; /* they are names like those of OPTION_NAME */
 };
 #define USAGE_OPTIONS(table) .options = (table), .n_options = sizeof(table) / sizeof *(table)
 

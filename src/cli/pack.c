@@ -37,6 +37,7 @@ int cmd_pack(int argc, char **argv) {
         USAGE_OPTIONS(options),
         .min_operands = 2,
         .max_operands = 2,
+        .named_operands = true,
     };
     const char *path[2];
     int status = options_parse(&usage, argc, argv, path, NULL);

@@ -29,14 +29,16 @@ struct run_work {
 static int read_prompt(const struct run_options *o, struct buf *out, lily_err *err) {
     bool from_stdin = o->file ? strcmp(o->file, "-") == 0 : !o->prompt;
     if (from_stdin && isatty(STDIN_FILENO) && !o->file)
-        return ERR(err, LILY_EINVAL, "no prompt: give one as text, by --file or on standard input");
+        return ERR(err, LILY_EINVAL,
+                   "prompt: found none, expected one; give it as text, by --file or on "
+                   "standard input");
     if (o->prompt && !buf_puts(out, o->prompt)) return ERR_NOMEM(err, "prompt");
     if (o->prompt && o->file && !buf_puts(out, "\n\n")) return ERR_NOMEM(err, "prompt");
     if (!o->prompt || o->file) {
         int rc = read_input(o->file ? o->file : "-", INPUT_LIMIT, out, err);
         if (rc) return rc;
     }
-    if (out->len == 0) return ERR(err, LILY_EINVAL, "the prompt is empty");
+    if (out->len == 0) return ERR(err, LILY_EINVAL, "prompt: found nothing, expected text");
     return LILY_OK;
 }
 
@@ -47,21 +49,26 @@ static bool ends_in_think(const char *text) {
     return last && !strstr(last, "</think>");
 }
 
+/* jansson takes no text that is not UTF-8, and neither does the tokenizer. */
+static int add_message(json_t *messages, const char *role, const char *text, size_t n,
+                       lily_err *err) {
+    json_t *message = json_pack("{s:s, s:s%}", "role", role, "content", text, n);
+    if (message && json_array_append_new(messages, message) == 0) return LILY_OK;
+    return ERR(err, LILY_EINVAL, "%s message: found bytes that are not UTF-8, expected UTF-8 text",
+               role);
+}
+
 /* The prompt's tokens: through the chat template, or as they are. */
 static int render_prompt(const struct run_options *o, struct run_work *w, lily_err *err) {
     if (o->raw) return lily_tokenize(w->engine, w->text.data, w->text.len, true, &w->prompt, err);
+    const lily_chat_options chat = {.no_thinking = o->no_think};
     json_t *messages = json_array();
-    if (o->system)
-        json_array_append_new(messages,
-                              json_pack("{s:s, s:s}", "role", "system", "content", o->system));
-    json_t *user = json_pack("{s:s, s:s%}", "role", "user", "content", w->text.data, w->text.len);
-    char *text =
-        user && json_array_append_new(messages, user) == 0 ? json_dumps(messages, 0) : NULL;
+    int rc = o->system ? add_message(messages, "system", o->system, strlen(o->system), err) : 0;
+    if (!rc) rc = add_message(messages, "user", w->text.data, w->text.len, err);
+    char *text = rc ? NULL : json_dumps(messages, 0);
     json_decref(messages);
-    if (!text)
-        return ERR(err, LILY_EINVAL, "prompt: found bytes that are not UTF-8, expected UTF-8 text");
-    lily_chat_options chat = {.no_thinking = o->no_think};
-    int rc = lily_chat_prompt(w->engine, text, w->tools.data, &chat, &w->prompt, err);
+    if (!rc && !text) rc = ERR_NOMEM(err, "prompt");
+    if (!rc) rc = lily_chat_prompt(w->engine, text, w->tools.data, &chat, &w->prompt, err);
     free(text);
     return rc;
 }
@@ -69,9 +76,8 @@ static int render_prompt(const struct run_options *o, struct run_work *w, lily_e
 static int generate(struct run_options *o, struct run_work *w, lily_result *result, lily_err *err) {
     lily_sampling sampling;
     const bool thinking = o->raw ? ends_in_think(w->text.data) : !o->no_think;
-    int rc = sampling_resolve(&o->sampling, w->engine, thinking, &sampling, err);
-    if (rc) return rc;
-    rc = lily_session_new(w->engine, 0, &w->session, err);
+    sampling_resolve(&o->sampling, w->engine, thinking, &sampling);
+    int rc = lily_session_new(w->engine, 0, &w->session, err);
     if (rc) return rc;
     lily_request request = {
         .prompt = w->prompt.ids,
@@ -115,12 +121,12 @@ static int run(struct run_options *o, struct run_work *w, lily_err *err) {
 int cmd_run(int argc, char **argv) {
     struct run_options o = {.model = MODEL_DEFAULTS};
     const struct option options[] = {
-        OPT(TEXT, "file", 'f', &o.file, "PATH",
+        OPT(NAME, "file", 'f', &o.file, "PATH",
             "the prompt, or text to follow it; -: standard input"),
         OPT(TEXT, "system", 's', &o.system, "TEXT", "system message"),
         OPT_FLAG("no-think", 0, &o.no_think, "answer at once, without a think block"),
         OPT_FLAG("raw", 0, &o.raw, "no chat template: the prompt's tokens, control tokens too"),
-        OPT(TEXT, "tools", 0, &o.tools, "FILE", "JSON array of tools the model may call"),
+        OPT(NAME, "tools", 0, &o.tools, "FILE", "JSON array of tools the model may call"),
         OPT_FLAG("stats", 0, &o.stats, "speed and memory on stderr even when nobody watches"),
         SAMPLING_OPTIONS(&o.sampling),
         MODEL_OPTIONS(&o.model),
@@ -139,7 +145,12 @@ int cmd_run(int argc, char **argv) {
         .max_operands = 1,
     };
     int status = options_parse(&usage, argc, argv, &o.prompt, NULL);
+    if (status == OPTIONS_GO_ON) status = sampling_check(&o.sampling, "run");
     if (status != OPTIONS_GO_ON) return status;
+    /* Refused rather than ignored: who gives them expects them to count. */
+    if (o.raw && (o.system || o.no_think))
+        return usage_error("run", "--raw: found %s beside it, which needs the chat template",
+                           o.system ? "--system" : "--no-think");
     struct run_work w = {0};
     lily_err err = {0};
     printout_start(&w.answer, o.model.json);

@@ -5,7 +5,7 @@
 #include "base/err.h"
 
 /* "ID=B" or OpenAI's "ID:B". */
-static int parse_bias(const char *text, int32_t *id, float *bias, lily_err *err) {
+static bool parse_bias(const char *text, int32_t *id, float *bias) {
     char number[24];
     int64_t i;
     double b;
@@ -16,14 +16,24 @@ static int parse_bias(const char *text, int32_t *id, float *bias, lily_err *err)
         if (parse_i64(number, &i) && i >= 0 && i <= INT32_MAX && parse_real(text + n + 1, &b)) {
             *id = (int32_t)i;
             *bias = (float)b;
-            return LILY_OK;
+            return true;
         }
     }
-    return ERR(err, LILY_EINVAL, "--logit-bias: found \"%s\", expected ID=B such as 42=-5", text);
+    return false;
 }
 
-int sampling_resolve(struct sampling_options *o, const lily_engine *e, bool thinking,
-                     lily_sampling *out, lily_err *err) {
+int sampling_check(struct sampling_options *o, const char *command) {
+    for (size_t i = 0; i < o->biases.n; i++) {
+        const char *text = o->biases.items[i];
+        if (!parse_bias(text, &o->bias_ids[i], &o->bias[i]))
+            return usage_error(command, "--logit-bias: found \"%s\", expected ID=B such as 42=-5",
+                               text);
+    }
+    return OPTIONS_GO_ON;
+}
+
+void sampling_resolve(const struct sampling_options *o, const lily_engine *e, bool thinking,
+                      lily_sampling *out) {
     lily_sampling_defaults(e, thinking, out);
     if (o->has_temperature) out->temperature = o->temperature;
     if (o->has_top_k) out->top_k = o->top_k;
@@ -34,12 +44,7 @@ int sampling_resolve(struct sampling_options *o, const lily_engine *e, bool thin
     if (o->has_repetition) out->repetition_penalty = o->repetition;
     out->random_seed = !o->has_seed;
     out->seed = o->seed;
-    for (size_t i = 0; i < o->biases.n; i++) {
-        int rc = parse_bias(o->biases.items[i], &o->bias_ids[i], &o->bias[i], err);
-        if (rc) return rc;
-    }
     out->bias_ids = o->bias_ids;
     out->bias = o->bias;
     out->n_bias = (int32_t)o->biases.n;
-    return LILY_OK;
 }

@@ -12,7 +12,7 @@ struct sampling_options {
     struct text_list stops, biases; /* biases: "ID=B" */
     bool has_temperature, has_top_k, has_top_p, has_min_p, has_presence, has_frequency,
         has_repetition, has_seed;
-    int32_t bias_ids[OPTION_LIST_MAX]; /* what sampling_resolve made of biases */
+    int32_t bias_ids[OPTION_LIST_MAX]; /* what sampling_check made of biases */
     float bias[OPTION_LIST_MAX];
 };
 
@@ -41,9 +41,11 @@ struct sampling_options {
                   "most tokens of the answer; 0: until the context ends"),                         \
         OPT(TEXTS, "stop", 0, &(o)->stops, "TEXT", "end the answer before TEXT; may be repeated")
 
-/* The checkpoint's defaults with the given options over them; out points into o. LILY_EINVAL: a
- * malformed bias. */
-int sampling_resolve(struct sampling_options *o, const lily_engine *e, bool thinking,
-                     lily_sampling *out, lily_err *err);
+/* What the table cannot check, before a model is loaded: OPTIONS_GO_ON, or EXIT_USAGE after the
+ * message. */
+int sampling_check(struct sampling_options *o, const char *command);
+/* The checkpoint's defaults with the given options over them; out points into o. */
+void sampling_resolve(const struct sampling_options *o, const lily_engine *e, bool thinking,
+                      lily_sampling *out);
 
 #endif

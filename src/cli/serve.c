@@ -49,9 +49,9 @@ int cmd_serve(int argc, char **argv) {
                                 .idle_seconds = 60,
                                 .keepalive_seconds = 5};
     const struct option options[] = {
-        OPT(TEXT, "host", 0, &s->host, "ADDR", "address to listen on"),
+        OPT(NAME, "host", 0, &s->host, "ADDR", "address to listen on"),
         OPT_RANGE(INT, "port", &port, "N", 0, 65535, "port; 0: any free one, printed"),
-        OPT(TEXT, "alias", 0, &s->model_alias, "NAME", "model name to show to clients"),
+        OPT(NAME, "alias", 0, &s->model_alias, "NAME", "model name to show to clients"),
         OPT(SIZE, "max-body", 0, &s->max_body, "SIZE", "largest request body"),
         OPT_RANGE(INT, "queue", &s->max_queue, "N", 1, 1 << 20,
                   "requests that may wait; more are answered 503"),

@@ -10,12 +10,12 @@ int cmd_synth(int argc, char **argv) {
     bool force = false, json = false;
     lily_synth_options o = {.shape = "qwen3.6-35b-a3b"};
     const struct option options[] = {
-        OPT(TEXT, "shape", 0, &o.shape, "NAME", "qwen3.6-35b-a3b or mini"),
+        OPT(NAME, "shape", 0, &o.shape, "NAME", "qwen3.6-35b-a3b or mini"),
         OPT_RANGE(INT, "layers", &o.layers, "N", 0, 1024,
                   "a multiple of 4; 0: all layers of the shape"),
         OPT(U64, "seed", 0, &o.seed, "N", "same seed, same checkpoint"),
         OPT_FLAG("packed", 0, &o.packed, "write a packed file instead of an MLX 4-bit folder"),
-        OPT_FLAG("force", 0, &force, "write over an existing OUT"),
+        OPT_FLAG("force", 0, &force, "with --packed: write over an existing OUT"),
         JSON_OPTION(&json),
     };
     const struct usage usage = {
@@ -28,13 +28,15 @@ int cmd_synth(int argc, char **argv) {
         USAGE_OPTIONS(options),
         .min_operands = 1,
         .max_operands = 1,
+        .named_operands = true,
     };
     const char *out;
     int status = options_parse(&usage, argc, argv, &out, NULL);
     if (status != OPTIONS_GO_ON) return status;
     if (o.layers % 4)
         return usage_error("synth", "--layers: found %d, expected a multiple of 4", (int)o.layers);
-    if (!force && file_exists(out))
+    /* A folder is never written over: lily_synth says what to do instead. */
+    if (!force && o.packed && file_exists(out) && !file_is_dir(out))
         return fail_text("%s: exists already; give --force to write over it", out);
     struct work_bar bar = {0};
     lily_err err = {0};

@@ -128,12 +128,12 @@ static int tokenize(const struct tokenize_options *o, struct tokenize_work *w, l
 int cmd_tokenize(int argc, char **argv) {
     struct tokenize_options o = {.model = MODEL_DEFAULTS};
     const struct option options[] = {
-        OPT(TEXT, "file", 'f', &o.file, "PATH", "the text; -: standard input"),
+        OPT(NAME, "file", 'f', &o.file, "PATH", "the text; -: standard input"),
         OPT_FLAG("control", 0, &o.control, "recognise <|im_start|> and its like in the text"),
         OPT(TEXT, "decode", 0, &o.decode, "IDS", "the other way: print the text of these ids"),
-        OPT(TEXT, "chat", 0, &o.chat, "FILE",
+        OPT(NAME, "chat", 0, &o.chat, "FILE",
             "a JSON array of messages, rendered by the chat template"),
-        OPT(TEXT, "tools", 0, &o.tools, "FILE", "with --chat: JSON array of tools"),
+        OPT(NAME, "tools", 0, &o.tools, "FILE", "with --chat: JSON array of tools"),
         OPT_FLAG("no-think", 0, &o.no_think, "with --chat: close the think block"),
         OPT_FLAG("preserve-thinking", 0, &o.preserve_thinking,
                  "with --chat: keep the reasoning of earlier turns"),
@@ -155,6 +155,12 @@ int cmd_tokenize(int argc, char **argv) {
     if (status != OPTIONS_GO_ON) return status;
     if ((o.operand != NULL) + (o.file != NULL) + (o.decode != NULL) + (o.chat != NULL) > 1)
         return usage_error("tokenize", "give one of TEXT, --file, --decode and --chat");
+    if (!o.chat && (o.tools || o.no_think || o.preserve_thinking || o.text))
+        return usage_error("tokenize", "--tools, --text, --no-think and --preserve-thinking: found "
+                                       "without --chat, expected beside it");
+    if (o.control && (o.chat || o.decode))
+        return usage_error("tokenize", "--control: found with --%s, expected with a text",
+                           o.chat ? "chat" : "decode");
     struct tokenize_work w = {0};
     lily_err err = {0};
     int rc = tokenize(&o, &w, &err);

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 
 import pytest
@@ -97,6 +98,21 @@ def test_unknown_option(lily, command):
     (["synth", "x", "--layers", "6"], ["--layers", "multiple of 4"]),
     (["serve", "--port", "70000"], ["--port", "65535"]),
     (["doctor", "extra"], ['"extra"']),
+    # an empty name is a script's unset variable
+    (["run", "-m", "", "x"], ["--model", 'found ""']),
+    (["inspect", ""], ['found ""', "[PATH]"]),
+    (["pack", "in", ""], ['found ""', "IN OUT"]),
+    (["synth", ""], ['found ""']),
+    (["serve", "--alias", ""], ["--alias"]),
+    # what would have no effect
+    (["run", "--raw", "--system", "x", "y"], ["--raw", "--system"]),
+    (["run", "--raw", "--no-think", "y"], ["--raw", "--no-think"]),
+    (["chat", "--history", "x", "--no-history"], ["--history", "--no-history"]),
+    (["tokenize", "--text", "x"], ["--text", "--chat"]),
+    (["tokenize", "--tools", "x", "y"], ["--tools", "--chat"]),
+    (["tokenize", "--control", "--decode", "1"], ["--control", "--decode"]),
+    (["run", "--logit-bias", "x", "y"], ["--logit-bias", "ID=B"]),
+    (["chat", "--logit-bias", "1=nan"], ["--logit-bias", "ID=B"]),
 ])
 def test_wrong_usage(lily, words, parts):
     refused(lily(*words), USAGE, *parts)
@@ -157,7 +173,7 @@ def test_run_prompt_sources(ask, tmp_path):
     both = document(ask(*common, "--file", tmp_path / "p.txt", "Read this:"))
     joined = document(ask(*common, "Read this:\n\nSay hello."))
     assert both["prompt_tokens"] == joined["prompt_tokens"]
-    refused(ask(input=""), FAILED, "empty")
+    refused(ask(input=""), FAILED, "found nothing")
     refused(ask("--file", tmp_path / "none"), FAILED, str(tmp_path / "none"))
     refused(ask(input="\udcff\udcfe"), FAILED, "UTF-8")
 
@@ -199,7 +215,7 @@ def test_logit_bias(lily, standin, ask):
     doc = document(ask("--json", "--no-think", "--temperature", 0, "--presence-penalty", 0,
                        "--max-tokens", 9, "--logit-bias", f"{ids[0]}=100", "Hi"))
     assert doc["text"] == "!" * 9 and doc["finish"] == "length" and doc["output_tokens"] == 9
-    refused(ask("--logit-bias", "!=3", "Hi"), FAILED, "--logit-bias", "ID=B")
+    refused(ask("--logit-bias", "!=3", "Hi"), USAGE, "--logit-bias", "ID=B")
 
 
 def test_context_end(ask):
@@ -255,6 +271,29 @@ def test_run_reader_leaves(lily, standin):
     process.stdout.close()
     assert process.wait(timeout=20) == OK
     assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("words", [["--system", b"\xff", "hi"], [b"\xff"], ["--raw", b"\xff"]])
+def test_run_refuses_what_is_not_utf8(lily, standin, words):
+    done = subprocess.run([lily.path, "run", "-m", standin, *words], capture_output=True,
+                          stdin=subprocess.DEVNULL, timeout=60)
+    assert done.returncode == FAILED and done.stdout == b""
+    assert re.fullmatch(rb"lily: .*UTF-8.*\n", done.stderr)
+
+
+def test_closed_standard_streams(lily, standin):
+    """Their numbers are not given to sockets and files, which would then get the output."""
+    def close():
+        os.close(0)
+        os.close(1)
+
+    process = lily.start("serve", "-m", standin, "--port", 0, "--json", "-q", stdin=None,
+                         stdout=None, preexec_fn=close)
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == FAILED
+    assert re.fullmatch(r"lily: standard output: .+\n", err.decode())
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
@@ -414,7 +453,12 @@ def test_synth(lily, tmp_path):
     doc = document(lily("synth", tmp_path / "a", "--shape", "mini", "--layers", 4, "--seed", 3,
                         "--json"))
     assert doc["shape"] == "mini" and doc["layers"] == 4 and doc["seed"] == 3
-    refused(lily("synth", tmp_path / "a", "--shape", "mini"), FAILED, "--force")
+    for force in [[], ["--force"]]:  # a folder is never written over
+        refused(lily("synth", tmp_path / "a", "--shape", "mini", *force), FAILED, "remove it")
+    packed = ["synth", tmp_path / "p", "--shape", "mini", "--layers", 4, "--packed"]
+    assert lily(*packed).returncode == OK
+    refused(lily(*packed), FAILED, "--force")
+    assert lily(*packed, "--force").returncode == OK
     assert lily("synth", tmp_path / "b", "--shape", "mini", "--layers", 4,
                 "--seed", 3).returncode == OK
     a, b = ((tmp_path / x / "model.safetensors").read_bytes() for x in "ab")
@@ -538,6 +582,20 @@ def test_chat_recalls(chat):
         t.expect("> ")
         t.type("\x04")
         assert t.wait() == OK
+
+
+def test_chat_leaves_a_file_that_is_no_history(lily, standin, terminal, tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine\n")
+    t = terminal(lily, "chat", "-m", standin, "--history", notes)
+    t.expect("found no history")
+    t.expect("> ")
+    t.type("/help\r")
+    t.expect("Ctrl-D leaves.")
+    t.expect("> ")
+    t.type("\x04")
+    assert t.wait() == OK
+    assert notes.read_text() == "mine\n"
 
 
 def test_chat_typed_ahead(chat):
