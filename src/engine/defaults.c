@@ -3,6 +3,7 @@
 #include <jansson.h>
 #include <string.h>
 
+#include "ckpt/json.h"
 #include "engine/sampler.h"
 
 static const lily_sampling neutral = {
@@ -30,6 +31,13 @@ static const struct card cards[] = {{
     .published = {.temperature = 1, .top_k = 20, .top_p = 0.95f, .repetition_penalty = 1},
 }};
 
+static const char file_name[] = "generation_config.json";
+
+static int bad_value(const char *key, const char *expected, lily_err *err) {
+    return ERR(err, LILY_EFORMAT, "%s: %s: found another value, expected %s; mend or remove it",
+               file_name, key, expected);
+}
+
 /* ---- sampling -------------------------------------------------------------------------------- */
 
 /* A field of the file replaces the table's value when it differs from the published file's: then
@@ -39,9 +47,7 @@ static int read_float(const json_t *file, const char *key, float published, floa
                       float *no_thinking, lily_err *err) {
     const json_t *v = json_object_get(file, key);
     if (!v || json_is_null(v)) return 0;
-    if (!json_is_number(v)) {
-        return ERR(err, LILY_EFORMAT, "generation_config.json: %s: expected a number", key);
-    }
+    if (!json_is_number(v)) return bad_value(key, "a number", err);
     float value = (float)json_number_value(v);
     if (value != published) *thinking = *no_thinking = value;
     return 0;
@@ -64,11 +70,15 @@ static int read_sampling(const json_t *file, const lily_sampling *published, str
     if (top_k && !json_is_null(top_k)) {
         json_int_t k = json_integer_value(top_k);
         if (!json_is_integer(top_k) || k < 0 || k > INT32_MAX) {
-            return ERR(err, LILY_EFORMAT, "generation_config.json: top_k: expected 0 or more");
+            return bad_value("top_k", "a whole number from 0 on", err);
         }
         if (k != published->top_k) a->top_k = b->top_k = (int32_t)k;
     }
-    if (json_is_false(json_object_get(file, "do_sample"))) a->temperature = b->temperature = 0;
+    const json_t *sample = json_object_get(file, "do_sample");
+    if (sample && !json_is_null(sample) && !json_is_boolean(sample)) {
+        return bad_value("do_sample", "true or false", err);
+    }
+    if (json_is_false(sample)) a->temperature = b->temperature = 0;
     return 0;
 }
 
@@ -77,15 +87,18 @@ static int read_sampling(const json_t *file, const lily_sampling *published, str
 static int add_stop(struct defaults *d, json_int_t id, int32_t vocab, const char *where,
                     lily_err *err) {
     if (id < 0 || id >= vocab) {
-        return ERR(err, LILY_EFORMAT,
-                   "%s: eos_token_id: found %lld, expected an id below the vocabulary's %d", where,
-                   (long long)id, vocab);
+        return ERR(
+            err, LILY_EFORMAT,
+            "%s: eos_token_id: found %lld, expected an id below the vocabulary's %d; use the "
+            "file of this checkpoint",
+            where, (long long)id, vocab);
     }
     for (int32_t i = 0; i < d->n_stops; i++) {
         if (d->stops[i] == id) return 0;
     }
     if (d->n_stops == DEFAULTS_STOPS) {
-        return ERR(err, LILY_EFORMAT, "%s: eos_token_id: found more than %d ids", where,
+        return ERR(err, LILY_EFORMAT,
+                   "%s: eos_token_id: found more than %d ids, expected fewer; remove some", where,
                    DEFAULTS_STOPS);
     }
     d->stops[d->n_stops++] = (int32_t)id;
@@ -101,7 +114,9 @@ static int read_stops(const json_t *object, const char *where, int32_t vocab, st
     for (size_t i = 0; i < n; i++) {
         const json_t *id = json_is_array(v) ? json_array_get(v, i) : v;
         if (!json_is_integer(id)) {
-            return ERR(err, LILY_EFORMAT, "%s: eos_token_id: expected an id or an array of ids",
+            return ERR(err, LILY_EFORMAT,
+                       "%s: eos_token_id: found another type, expected an id or an array of ids; "
+                       "use the file of this checkpoint",
                        where);
         }
         int rc = add_stop(d, json_integer_value(id), vocab, where, err);
@@ -112,17 +127,8 @@ static int read_stops(const json_t *object, const char *where, int32_t vocab, st
 
 /* *out: the parsed object, the caller's to release; NULL when the file is absent. */
 static int parse(const struct text_file *file, const char *name, json_t **out, lily_err *err) {
-    json_error_t at;
     *out = NULL;
-    if (!file->text) return 0;
-    *out = json_loadb(file->text, file->size, 0, &at);
-    if (!*out) {
-        return ERR(err, LILY_EFORMAT, "%s: line %d: %s", name, at.line, at.text);
-    }
-    if (json_is_object(*out)) return 0;
-    json_decref(*out);
-    *out = NULL;
-    return ERR(err, LILY_EFORMAT, "%s: expected a JSON object", name);
+    return file->text ? json_parse_object(name, file->text, file->size, out, err) : 0;
 }
 
 int defaults_read(const char *shape, const struct text_file *generation_config,
@@ -139,9 +145,9 @@ int defaults_read(const char *shape, const struct text_file *generation_config,
         out->no_thinking = cards[i].no_thinking;
         published = cards[i].published;
     }
-    if ((rc = parse(generation_config, "generation_config.json", &generation, err)) ||
+    if ((rc = parse(generation_config, file_name, &generation, err)) ||
         (rc = parse(config, "config.json", &model, err)) ||
-        (rc = read_stops(generation, "generation_config.json", vocab, out, err)) ||
+        (rc = read_stops(generation, file_name, vocab, out, err)) ||
         (rc = read_stops(model, "config.json", vocab, out, err)) ||
         (rc = read_stops(json_object_get(model, "text_config"), "config.json", vocab, out, err)) ||
         (rc = read_sampling(generation, &published, out, err))) {
@@ -151,9 +157,10 @@ int defaults_read(const char *shape, const struct text_file *generation_config,
         int32_t id = tokenizer_find(tokenizer, names[i]);
         if (id >= 0 && (rc = add_stop(out, id, vocab, "tokenizer.json", err))) goto out;
     }
-    if ((rc = sampler_check(&out->thinking, vocab, err)) ||
-        (rc = sampler_check(&out->no_thinking, vocab, err))) {
-        rc = err_prefix(err, LILY_EFORMAT, "generation_config.json");
+    lily_err why;
+    if (sampler_check(&out->thinking, vocab, &why) ||
+        sampler_check(&out->no_thinking, vocab, &why)) {
+        rc = ERR(err, LILY_EFORMAT, "%s: %.400s; mend or remove it", file_name, why.msg);
     }
 out:
     json_decref(generation);

@@ -93,7 +93,7 @@ static int open_reply(struct run *r, lily_err *err) {
         int rc = json_text_load("tools", q->tools, strlen(q->tools), &r->tools, err);
         if (rc) return rc;
         if (!json_is_array(r->tools)) {
-            return ERR(err, LILY_EINVAL, "tools: expected a JSON array");
+            return ERR(err, LILY_EINVAL, "tools: found no array, expected an array of tools");
         }
     }
     const struct reply_options options = {.tokenizer = e->tokenizer,

@@ -40,7 +40,9 @@ const char *lily_token_bytes(const lily_engine *e, int32_t id, size_t *n) {
 static int parse(const char *what, const char *text, json_t **out, lily_err *err) {
     int rc = json_text_load(what, text, strlen(text), out, err);
     if (rc || json_is_array(*out)) return rc;
-    return ERR(err, LILY_EINVAL, "%s: expected a JSON array", what);
+    json_decref(*out);
+    *out = NULL;
+    return ERR(err, LILY_EINVAL, "%s: found no array, expected an array of %s", what, what);
 }
 
 /* Renders into out, which the caller frees in any case. */

@@ -236,14 +236,19 @@ static void refuse(const char *generation, const char *config, const char *words
     lily_err err = {0};
     assert_int_equal(read_defaults("mini", generation, config, &d, &err), LILY_EFORMAT);
     if (!strstr(err.msg, words)) fail_msg("\"%s\" does not say \"%s\"", err.msg, words);
+    if (!strstr(err.msg, "found ") || !strstr(err.msg, ", expected ") || !strchr(err.msg, ';')) {
+        fail_msg("\"%s\" does not say what was found, expected and is to be done", err.msg);
+    }
 }
 
 static void test_bad_files(void **state) {
     (void)state;
-    refuse("{", NULL, "generation_config.json: line 1");
-    refuse("[]", NULL, "generation_config.json: expected a JSON object");
-    refuse(NULL, "3", "config.json: line 1");
+    refuse("", NULL, "generation_config.json: found invalid JSON at line 1");
+    refuse("{", NULL, "generation_config.json: found invalid JSON at line 1");
+    refuse("[]", NULL, "generation_config.json: found JSON that is not an object");
+    refuse(NULL, "3", "config.json: found invalid JSON at line 1");
     refuse("{\"temperature\":\"hot\"}", NULL, "temperature");
+    refuse("{\"do_sample\":\"no\"}", NULL, "do_sample");
     refuse("{\"temperature\":-1}", NULL, "generation_config.json: temperature: found -1");
     refuse("{\"top_k\":1.5}", NULL, "top_k");
     refuse("{\"top_k\":-1}", NULL, "top_k");

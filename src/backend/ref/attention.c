@@ -8,18 +8,6 @@ static float dot(const float *a, const float *b, int32_t n) {
     return (float)sum;
 }
 
-/* scores[n] <- exp(scores - max) / sum: the largest exponent is 0, so nothing overflows. */
-static void softmax(float *scores, int32_t n) {
-    float max = scores[0];
-    for (int32_t i = 1; i < n; i++) max = fmaxf(max, scores[i]);
-    double sum = 0;
-    for (int32_t i = 0; i < n; i++) {
-        scores[i] = expf(scores[i] - max);
-        sum += (double)scores[i];
-    }
-    for (int32_t i = 0; i < n; i++) scores[i] = (float)((double)scores[i] / sum);
-}
-
 /* One head: query[head_dim] over keys and values [rows] that are stride floats apart.
  * mix = softmax(query . keys / sqrt(head_dim)) values */
 static void attend(const float *query, const float *keys, const float *values, int32_t rows,
@@ -28,7 +16,7 @@ static void attend(const float *query, const float *keys, const float *values, i
     for (int32_t t = 0; t < rows; t++) {
         scores[t] = dot(query, keys + (size_t)t * stride, head_dim) * scale;
     }
-    softmax(scores, rows);
+    ref_softmax(scores, rows);
     for (int32_t d = 0; d < head_dim; d++) mix[d] = 0;
     for (int32_t t = 0; t < rows; t++) {
         const float *value = values + (size_t)t * stride;

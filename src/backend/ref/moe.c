@@ -4,15 +4,7 @@
 
 void ref_route(float *scores, int32_t experts, int32_t top_k, float *routing) {
     float *ids = routing, *weights = routing + top_k;
-    float max = scores[0];
-    for (int32_t e = 1; e < experts; e++) max = fmaxf(max, scores[e]);
-    double sum = 0;
-    for (int32_t e = 0; e < experts; e++) {
-        scores[e] = expf(scores[e] - max);
-        sum += (double)scores[e];
-    }
-    for (int32_t e = 0; e < experts; e++) scores[e] = (float)((double)scores[e] / sum);
-
+    ref_softmax(scores, experts);
     double chosen_sum = 0;
     for (int32_t i = 0; i < top_k; i++) {
         int32_t best = -1;

@@ -2,7 +2,7 @@
  * backend is held against. One file per concept, in the order a token meets them:
  *
  *   ref.c        the step: embedding, layers, head; prefill and decode are loops over it
- *   norm.c       RMS norm, L2 norm, the gated norm of Gated DeltaNet
+ *   norm.c       RMS norm, L2 norm, softmax
  *   rope.c       rotary positions
  *   attention.c  gated full attention with grouped keys and values (every fourth layer)
  *   deltanet.c   Gated DeltaNet: convolution, gates, delta rule (the other layers)
@@ -83,6 +83,8 @@ void ref_stats(const struct backend_model *m, struct backend_stats *out);
 void ref_rms_norm(const float *x, const float *weight, float *y, int32_t n, float eps);
 /* x[n] <- x / sqrt(sum(x^2) + 1e-6) * factor */
 void ref_l2_norm(float *x, int32_t n, float factor);
+/* x[n] <- exp(x) / sum(exp(x)) */
+void ref_softmax(float *x, int32_t n);
 
 /* rope.c */
 void ref_rope_frequencies(const struct shape *s, float *inv_freq);
