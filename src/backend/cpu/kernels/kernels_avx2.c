@@ -1,10 +1,10 @@
-/* Mathematics    y[T, R] = X[T, C] W[R, C]^T, W affine 4-bit in groups of 64, X signed 16-bit in
- * the same groups; float kernels: float_body.h. Memory         W row-major as stored, X group-major
- * (kernels.h). 8 rows x 64 columns are unpacked into 512 bytes of stack (first-level cache) and X
- * streams past them. Threads        none here: the caller hands each thread its own multiple of 16
- * rows. Fusion         dequantisation in the product; agrees bit for bit with kernels_portable.c.
- * Bytes          see docs/cpu.md, "Where the time goes".
- */
+/* Mathematics   y[T, R] = X[T, C] W[R, C]^T; W affine 4-bit, X 16-bit integers, groups of 64.
+ * Memory        W row-major as stored, X group-major (kernels.h). 8 rows x 64 columns are unpacked
+ *               into 512 bytes of stack, rows in lanes, and X streams past them.
+ * Threads       none here: the caller hands each thread its own multiple of 16 rows.
+ * Fusion        dequantisation in the product; agrees bit for bit with kernels_portable.c.
+ * Bytes         every weight byte once in decode (0.5625 B a weight). Bound by arithmetic: 0.56 of
+ *               the AVX-512 set's speed in decode, 0.35 in prefill on one thread (docs/cpu.md). */
 #include "backend/cpu/kernels/kernels.h"
 
 #include <immintrin.h>
@@ -19,12 +19,16 @@ typedef int32_t vi __attribute__((vector_size(VN * 4)));
 #define V_FMA(a, b, c) ((vf)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define V_MAX(a, b)    ((vf)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define V_BF16(p)      ((vf)widen_bf16(p))
-#define V_U8(p)        ((vf)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)(p)))))
+#define V_U8(p)        ((vf)widen_u8(p))
 #define ATTEND_HEADS   4
 
 static inline __m256 widen_bf16(const uint16_t *p) {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
+static inline __m256 widen_u8(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)));
 }
 
 #include "backend/cpu/kernels/float_body.h"

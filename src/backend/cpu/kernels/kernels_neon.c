@@ -1,10 +1,9 @@
-/* Mathematics    y[T, R] = X[T, C] W[R, C]^T, W affine 4-bit in groups of 64, X signed 16-bit in
- * the same groups; float kernels: float_body.h. Memory         W row-major as stored, X group-major
- * (kernels.h). A group of 16 rows is unpacked into 1 KiB of stack, rows in lanes, and X streams
- * past it. Threads        none here: the caller hands each thread its own multiple of 16 rows.
- * Fusion         dequantisation in the product; agrees bit for bit with kernels_portable.c.
- * Bytes          not measured: no Arm machine was at hand; run under emulation for correctness.
- */
+/* Mathematics   y[T, R] = X[T, C] W[R, C]^T; W affine 4-bit, X 16-bit integers, groups of 64.
+ * Memory        W row-major as stored, X group-major (kernels.h). A group of 16 rows is unpacked
+ *               into 1 KiB of stack, rows in lanes; eight rows meet four rows of X at once.
+ * Threads       none here: the caller hands each thread its own multiple of 16 rows.
+ * Fusion        dequantisation in the product; agrees bit for bit with kernels_portable.c.
+ * Bytes         not measured: no Arm machine was at hand; its tests ran under emulation. */
 #include "backend/cpu/kernels/kernels.h"
 
 #include <arm_neon.h>

@@ -1,10 +1,8 @@
-/* Mathematics    y[T, R] = X[T, C] W[R, C]^T, W affine 4-bit in groups of 64, X signed 16-bit in
- * the same groups; float kernels: float_body.h. Memory         W row-major as stored, X group-major
- * (kernels.h), evens before odds in a group. Threads        none here: the caller hands each thread
- * its own rows. Fusion         dequantisation in the product; must agree bit for bit with every
- * other set. Bytes          not tuned: this is the fallback and the definition the other sets are
- * tested by.
- */
+/* Mathematics   y[T, R] = X[T, C] W[R, C]^T; W affine 4-bit, X 16-bit integers, groups of 64.
+ * Memory        W row-major as stored, X group-major (kernels.h), evens before odds in a group.
+ * Threads       none here: the caller hands each thread its own rows.
+ * Fusion        dequantisation in the product; the other sets must agree bit for bit with this one.
+ * Bytes         not tuned: the fallback, and the definition by which the others are tested. */
 #include "backend/cpu/kernels/kernels.h"
 
 #include "base/bf16.h"
