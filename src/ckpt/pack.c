@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 
 #include "base/file.h"
@@ -205,6 +206,32 @@ static int fill_from_weights(void *arg, const struct packed_tensor *t, int32_t i
     return load_name_bad_weight(c, m->data + 2 * bad, &f);
 }
 
+static bool same_file(const struct stat *out, const char *path) {
+    struct stat st;
+    return path && stat(path, &st) == 0 && st.st_dev == out->st_dev && st.st_ino == out->st_ino;
+}
+
+/* A packed file in the place of one of its own folder's files would ruin the folder. (Onto a packed
+ * input it may go: the new one holds the same.) */
+static int check_not_input(const struct ckpt *c, const char *out, lily_err *err) {
+    struct stat st;
+    if (c->form != FORM_FOLDER || c->folder.embedded || stat(out, &st) != 0) return 0;
+    bool own = false;
+    for (size_t i = 0; i < c->catalog.n_shards; i++) {
+        own = own || same_file(&st, c->catalog.shards[i].path);
+    }
+    for (int i = 0; i < TEXT_COUNT; i++) {
+        char *path = folder_join(&c->folder, text_file_name((enum text_file)i));
+        own = own || same_file(&st, path);
+        free(path);
+    }
+    if (!own) return 0;
+    return ERR(err, LILY_EINVAL,
+               "%s: found a file of the checkpoint to pack, expected another place; choose a new "
+               "name",
+               out);
+}
+
 int ckpt_pack(const char *in, const char *out, const struct ckpt_options *options, lily_err *err) {
     struct faults f = {.err = err};
     struct work work = {0};
@@ -223,6 +250,7 @@ int ckpt_pack(const char *in, const char *out, const struct ckpt_options *option
     struct ckpt c = {0};
     struct packed_plan plan = {0};
     int rc = load_open(&c, in, LOAD_TO_PACK, &work, &f);
+    if (rc == 0) rc = check_not_input(&c, out, err);
     if (rc == 0) {
         rc = packed_plan_make(c.weights.shape, c.weights.layers, bits_of_weights, &c.weights, &plan,
                               err);

@@ -335,6 +335,22 @@ static void test_wrong_targets(void **state) {
     assert_int_equal(ckpt_synth(folder, &s, &err), LILY_EINVAL);
     fx_message_has(err.msg, "something there already");
     assert_int_equal(ckpt_synth(fx_path("no/such/s"), &s, &err), LILY_ENOENT);
+    /* Not onto the input's own files, by whatever name. */
+    size_t before, after;
+    char *shard = fx_read(fx_path("w/model.safetensors"), &before);
+    assert_int_equal(symlink(fx_path("w/model.safetensors"), fx_path("alias")), 0);
+    assert_int_equal(link(fx_path("w/config.json"), fx_path("config")), 0);
+    const char *const own[] = {fx_path("w/./model.safetensors"), fx_path("alias"),
+                               fx_path("config")};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        assert_int_equal(ckpt_pack(folder, own[i], NULL, &err), LILY_EINVAL);
+        fx_message_has(err.msg, "found a file of the checkpoint to pack, expected another");
+    }
+    char *kept = fx_read(fx_path("w/model.safetensors"), &after);
+    assert_int_equal(before, after);
+    assert_memory_equal(shard, kept, after);
+    free(shard);
+    free(kept);
     /* Nothing but a file of its own is ever replaced, and a name must name a file. */
     assert_int_equal(mkfifo(fx_path("pipe"), 0600), 0);
     const char *const targets[] = {fx_path("pipe"), fx_path("slash/"), ""};
