@@ -48,6 +48,16 @@ void tool_call_free(struct tool_call *c) {
     c->keys = NULL;
 }
 
+/* The name in hand, of a function or a parameter, without the whitespace around it. */
+static const char *stripped_name(struct tool_call *c) {
+    if (c->name.len == 0) return "";
+    size_t begin = 0, end = c->name.len;
+    while (begin < end && is_space(c->name.data[begin])) begin++;
+    while (begin < end && is_space(c->name.data[end - 1])) end--;
+    c->name.data[end] = 0;
+    return c->name.data + begin;
+}
+
 /* ---- values ---------------------------------------------------------------------------------- */
 
 static void emit_escaped(struct tool_call *c, const char *text, size_t n) {
@@ -76,7 +86,7 @@ static void value_text(struct tool_call *c, const char *text, size_t n) {
 
 /* The key is complete: it is sent at once, and the opening quote where the value is a string. */
 static void value_begin(struct tool_call *c) {
-    const char *key = c->name.len ? c->name.data : "";
+    const char *key = stripped_name(c);
     c->state = TOOL_CALL_VALUE;
     c->tail = (struct tool_call_tail){0};
     c->first_byte = true;
@@ -114,11 +124,7 @@ static void value_end(struct tool_call *c) {
 
 /* "<function=NAME>" is complete. */
 static void call_begin(struct tool_call *c) {
-    size_t begin = 0, end = c->name.len;
-    while (begin < end && is_space(c->name.data[begin])) begin++;
-    while (begin < end && is_space(c->name.data[end - 1])) end--;
-    if (end < c->name.len) c->name.data[end] = 0;
-    const char *name = c->name.data + begin;
+    const char *name = stripped_name(c);
     json_decref(c->keys);
     c->keys = json_object();
     if (!c->keys) c->failed = true;
@@ -197,10 +203,6 @@ static void key_byte(struct tool_call *c, char byte) {
         if (byte) append(c, &c->name, &byte, 1);
         return;
     }
-    size_t end = c->name.len;
-    while (end > 0 && is_space(c->name.data[end - 1])) end--;
-    c->name.len = end;
-    if (end) c->name.data[end] = 0;
     value_begin(c);
     if (byte == '\n') c->first_byte = false; /* the closing > is missing: this is its newline */
 }

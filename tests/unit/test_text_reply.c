@@ -277,6 +277,13 @@ static void test_a_call(void **state) {
 
 static void test_closing_tags_left_out(void **state) {
     (void)state;
+    /* whitespace around names is none of theirs: the schema must be found */
+    check((struct script){.text = CALL "\n<function= f >\n<parameter= i >\n5\n</parameter>\n"
+                                       "<parameter=\ti \n6\n</parameter>\n</function>\n" CALL_END,
+                          .answer = true,
+                          .tools = "[{\"name\":\"f\",\"parameters\":{\"properties\":"
+                                   "{\"i\":{\"type\":\"integer\"}}}}]",
+                          .want = "F0 f({\"i\": 5})"});
     /* TC3: no newline before </parameter>, no </function> before the next <function= */
     check((struct script){.text = CALL
                           "\n<function=f>\n<parameter=path>a.txt</parameter>\n<function=g>\n"
