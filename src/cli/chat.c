@@ -105,10 +105,15 @@ static void load_history(struct chat *c) {
     HistEvent event;
     struct stat st;
     const char *path = c->history_path.data;
-    if (history(c->history, &event, H_LOAD, path) >= 0) return;
     if (stat(path, &st) || st.st_size == 0) return; /* none yet */
-    fail_text("%s: found no history of typed lines, expected one or no file; lines are not kept",
-              path);
+    if (access(path, R_OK))
+        fail_text("%s: cannot read earlier lines: %s; lines are not kept", path, strerror(errno));
+    else if (history(c->history, &event, H_LOAD, path) < 0)
+        fail_text(
+            "%s: found no history of typed lines, expected one or no file; lines are not kept",
+            path);
+    else
+        return;
     buf_free(&c->history_path);
 }
 
@@ -141,7 +146,7 @@ static void end_editing(struct chat *c) {
     if (c->history && c->history_path.len) {
         mode_t mask = umask(077); /* what was typed is the user's alone */
         if (history(c->history, &event, H_SAVE, c->history_path.data) < 0)
-            fail_text("%s: history not saved", c->history_path.data);
+            fail_text("%s: cannot keep the typed lines: %s", c->history_path.data, strerror(errno));
         umask(mask);
     }
     if (c->history) history_end(c->history);
@@ -282,12 +287,12 @@ static void run_chat_command(struct chat *c, char *text) {
 
 /* ---- turns ----------------------------------------------------------------------------------- */
 
-static void print_turn_end(const struct chat *c, const lily_result *r) {
+static void print_turn_end(const struct chat *c, const struct printout *a, const lily_result *r) {
     if (r->finish == LILY_FINISH_CANCELLED) puts(c->watched ? "\033[2m(stopped)\033[0m" : "");
     if (!c->watched) return;
     fputs("\033[2m", stdout);
     if (r->finish == LILY_FINISH_LENGTH) fputs("(cut: the length limit is reached) ", stdout);
-    print_speed(stdout, r);
+    print_speed(stdout, a, r);
     fputs("\033[0m\n", stdout);
 }
 
@@ -318,7 +323,7 @@ static int take_turn(struct chat *c, lily_err *err) {
         printout_start(&answer, false);
         interrupt_clear();
         int rc = conversation_answer(&c->talk, &answer, &result, err);
-        if (!rc) print_turn_end(c, &result);
+        if (!rc) print_turn_end(c, &answer, &result);
         if (!rc && answer.output_failed) c->leaving = true;
         again = !rc && result.finish == LILY_FINISH_TOOLS && !c->leaving;
         if (again) again = ask_tool_results(c, answer.calls);

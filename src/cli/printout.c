@@ -92,6 +92,7 @@ int printout_event(void *arg, const lily_event *event) {
     struct printout *a = arg;
     switch (event->kind) {
     case LILY_EVENT_PREFILL:
+        a->read = event->done;
         work_bar_update(&a->bar, "prompt", "tok", (uint64_t)event->done, (uint64_t)event->total);
         break;
     case LILY_EVENT_REASONING:
@@ -159,8 +160,9 @@ json_t *printout_message(const struct printout *a) {
     return m;
 }
 
-static double prompt_rate(const lily_result *r) {
-    return r->prefill_seconds > 0 ? (r->prompt_tokens - r->cached_tokens) / r->prefill_seconds : 0;
+/* Of the tokens that were read, which the result does not tell from those that were to be. */
+static double prompt_rate(const struct printout *a, const lily_result *r) {
+    return r->prefill_seconds > 0 ? (a->read - r->cached_tokens) / r->prefill_seconds : 0;
 }
 
 /* The first token falls out of the prompt: a decode step stands behind each of the others. */
@@ -169,17 +171,20 @@ static double decode_rate(const lily_result *r) {
     return measured ? (r->output_tokens - 1) / r->decode_seconds : 0;
 }
 
-void print_speed(FILE *to, const lily_result *r) {
-    fprintf(to, "prompt %d tokens (%d cached) %.1f tok/s, answer %d tokens %.1f tok/s",
-            (int)r->prompt_tokens, (int)r->cached_tokens, prompt_rate(r), (int)r->output_tokens,
+void print_speed(FILE *to, const struct printout *a, const lily_result *r) {
+    fputs("prompt ", to);
+    if (a->read < r->prompt_tokens) fprintf(to, "%d of ", (int)a->read);
+    fprintf(to, "%d tokens (%d cached) %.1f tok/s, answer %d tokens %.1f tok/s",
+            (int)r->prompt_tokens, (int)r->cached_tokens, prompt_rate(a, r), (int)r->output_tokens,
             decode_rate(r));
 }
 
-void print_statistics(FILE *to, const lily_engine *e, const lily_result *r) {
+void print_statistics(FILE *to, const struct printout *a, const lily_engine *e,
+                      const lily_result *r) {
     char memory[BYTES_ROOM];
     lily_engine_info info;
     lily_engine_get_info(e, &info);
-    print_speed(to, r);
+    print_speed(to, a, r);
     fprintf(to, " | %s, %s | memory %s\n", info.backend, info.device,
             format_bytes(memory, sizeof memory, (double)peak_memory()));
 }
@@ -208,6 +213,6 @@ json_t *printout_json(const struct printout *a, const lily_engine *e, const lily
                      (int)r->prompt_tokens, "cached_tokens", (int)r->cached_tokens, "output_tokens",
                      (int)r->output_tokens, "reasoning_tokens", (int)r->reasoning_tokens,
                      "prefill_seconds", r->prefill_seconds, "decode_seconds", r->decode_seconds,
-                     "prefill_tok_s", prompt_rate(r), "decode_tok_s", decode_rate(r), "seed", seed,
-                     "engine", engine_json(e));
+                     "prefill_tok_s", prompt_rate(a, r), "decode_tok_s", decode_rate(r), "seed",
+                     seed, "engine", engine_json(e));
 }

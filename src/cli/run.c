@@ -114,7 +114,7 @@ static int run(struct run_options *o, struct run_work *w, lily_err *err) {
         if (status) return status;
     }
     if (o->stats || (isatty(STDERR_FILENO) && !o->model.json))
-        print_statistics(stderr, w->engine, &result);
+        print_statistics(stderr, &w->answer, w->engine, &result);
     return interrupted() ? 128 + interrupted() : EXIT_OK;
 }
 

@@ -255,6 +255,19 @@ def test_run_interrupt(lily, standin):
     assert out.endswith(b"\n") and re.match(rb"prompt \d+ tokens .*, answer \d+ tokens", err)
 
 
+def test_run_interrupt_in_the_prompt(lily, standin, tmp_path):
+    """The speed is that of the tokens read, not of those that were still to come."""
+    (tmp_path / "long.txt").write_text("the river runs past old houses " * 6000)
+    process = lily.start("run", "-m", standin, "--ctx", 90000, "--file", tmp_path / "long.txt",
+                         "--stats", "--max-tokens", 1)
+    time.sleep(0.8)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+    read, whole = re.match(rb"prompt (?:(\d+) of )?(\d+) tokens", err).groups()
+    assert read and int(read) < int(whole), err
+
+
 def test_run_interrupt_json(lily, standin):
     process = lily.start("run", *endless(lily, standin), "--json", "Tell a story.")
     time.sleep(1)
