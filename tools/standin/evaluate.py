@@ -137,6 +137,7 @@ def score(w, shape, tasks, tok, corpus, device, texts):
         ended[mode].append(stopped)
         if not good and len(wrong[t["task"]]) < 12:
             wrong[t["task"]].append({"asked": t["messages"][-1]["content"][-300:], "want": body, "got": text})
+    kinds = {k: [sum(v), len(v)] for k, v in sorted(by_sub.items()) if not k.startswith("engine/")}
     mean = lambda d: {k: round(sum(v) / len(v), 4) for k, v in sorted(d.items())}
     out = {"exact match": mean(by_task), "count": {k: len(v) for k, v in sorted(by_task.items())}, "ends its turn": mean(ended)}
     if texts:
@@ -144,7 +145,8 @@ def score(w, shape, tasks, tok, corpus, device, texts):
         out["text perplexity"] = {"per token": round(math.exp(nll), 3), "tokens": n}
         nll, n = perplexity(w, shape, story_rows(tok, texts), device)
         out["story perplexity"] = {"per token": round(math.exp(nll), 3), "tokens": n}
-    return out, {k: v for k, v in mean(by_sub).items() if not k.startswith("engine/")}, dict(wrong)
+    out["right and asked, by kind"] = kinds
+    return out, dict(wrong)
 
 
 def main():
@@ -154,6 +156,8 @@ def main():
     ap.add_argument("--state")
     ap.add_argument("--folder")
     ap.add_argument("--per-task", type=int, default=200)
+    ap.add_argument("--seed", type=int, default=990001, help="of the held-out tasks")
+    ap.add_argument("--task", help="this task alone")
     ap.add_argument("--texts", type=int, default=128, help="held-out documents for the perplexity")
     ap.add_argument("--only", choices=["bf16", "4-bit"])
     ap.add_argument("--json")
@@ -161,7 +165,7 @@ def main():
     args = ap.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shape, tok, corpus = model.Shape(), Tokenizer.from_file(args.tokenizer), dataset.read_corpus(args.corpus)
-    tasks = dataset.heldout(corpus, args.per_task)
+    tasks = [t for t in dataset.heldout(corpus, args.per_task, args.seed) if args.task in (None, t["task"])]
     sets = {}
     if args.state:
         params = export.from_state(args.state)
@@ -172,10 +176,9 @@ def main():
     result, wrong = {}, {}
     for name, params in sets.items():
         w = nested(params, shape, device)
-        out, subs, bad = score(w, shape, tasks, tok, corpus, device, args.texts)
+        out, bad = score(w, shape, tasks, tok, corpus, device, args.texts)
         result[name], wrong[name] = out, bad
         print(name, json.dumps(out), flush=True)
-        print("  lowest", ", ".join(f"{k} {v}" for k, v in sorted(subs.items(), key=lambda x: x[1])[:24]), flush=True)
     if args.json:
         pathlib.Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
     if args.wrong:
