@@ -3,6 +3,7 @@
  *   decode.c     one token: matrix-vector products, every thread on its rows
  *   prefill.c    many rows: matrix-matrix products, experts grouped by routing
  *   norm.c       RMS norms and the quantisation of what enters a product
+ *   project.c    products of several matrices, split over the threads
  *   rope.c       rotary positions
  *   attention.c  gated full attention over the KV cache
  *   deltanet.c   convolution, gates, delta rule, gated norm
@@ -184,7 +185,7 @@ struct product {
     float *out;
 };
 
-/* norm.c: this thread's rows of the output of several 4-bit matrices that share an input, as if
+/* project.c: this thread's rows of the output of several 4-bit matrices that share an input, as if
  * they were one tall matrix. No barrier. */
 void project(struct worker *w, const struct product *products, int32_t count,
              const struct qrows *in, int32_t rows, size_t ldo);
@@ -196,8 +197,10 @@ void layer_fetch(struct worker *w, int32_t layer);
 /* The same for the small matrices that take float inputs [rows][ldx]. */
 void project_float(struct worker *w, const struct product *products, int32_t count, const float *in,
                    size_t ldx, int32_t rows, size_t ldo);
-void quantise_row(const struct backend_model *m, const float *x, int32_t cols,
-                  const struct qrows *out, size_t row);
+
+/* norm.c. Decode: the row, into this thread's own lane. Prefill: row r, into the shared rows. */
+void norm_own(struct worker *w, const float *weight);
+void norm_row(struct worker *w, const float *weight, int32_t r);
 
 /* rope.c */
 void rope_frequencies(const struct shape *s, float *inv_freq);

@@ -4,13 +4,6 @@
  * attention. */
 #include "backend/cpu/cpu.h"
 
-/* This thread's normed and quantised copy of the residual row. */
-static void norm_own(struct worker *w, const float *weight) {
-    const struct shape *s = model_shape(w->m);
-    w->m->k->rms_norm(w->x->x, weight, s->hidden, s->norm_eps, w->lane->normed);
-    quantise_row(w->m, w->lane->normed, s->hidden, &w->lane->normed_q, 0);
-}
-
 /* Adds the columns of the mixer's output that this thread computed (see project). */
 static void add_own(struct worker *w) {
     int32_t begin, end;

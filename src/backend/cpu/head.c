@@ -15,7 +15,7 @@ static void head_row(struct worker *w, int32_t row) {
     int32_t begin, end;
     m->k->rms_norm(w->x->x + (size_t)row * (size_t)s->hidden, m->w->final_norm, s->hidden,
                    s->norm_eps, w->lane->normed);
-    quantise_row(m, w->lane->normed, s->hidden, &w->lane->normed_q, 0);
+    m->k->quantise(w->lane->normed, s->hidden, &w->lane->normed_q, 0);
     cpu_pool_part(s->vocab / TILE, w->thread, w->threads, &begin, &end);
     begin *= TILE, end *= TILE;
     m->k->matvec4(&m->w->lm_head, begin, end, &w->lane->normed_q, logits + begin,
@@ -33,7 +33,7 @@ static void head_rows(struct worker *w) {
     for (int32_t i = begin; i < end; i++) {
         size_t row = (size_t)x->wanted[i], at = row * (size_t)s->hidden;
         m->k->rms_norm(x->x + at, m->w->final_norm, s->hidden, s->norm_eps, x->normed + at);
-        quantise_row(m, x->normed + at, s->hidden, &x->normed_q, row);
+        m->k->quantise(x->normed + at, s->hidden, &x->normed_q, row);
     }
     cpu_pool_barrier(m->pool);
     cpu_pool_part(s->vocab / TILE, w->thread, w->threads, &begin, &end);

@@ -18,14 +18,6 @@ void trace_rows(struct worker *w, enum stage stage, int32_t layer, const float *
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-/* Norms and quantises row r of the residual stream. */
-static void norm_row(struct worker *w, const float *weight, int32_t r) {
-    const struct shape *s = model_shape(w->m);
-    size_t at = (size_t)r * (size_t)s->hidden;
-    w->m->k->rms_norm(w->x->x + at, weight, s->hidden, s->norm_eps, w->x->normed + at);
-    quantise_row(w->m, w->x->normed + at, s->hidden, &w->x->normed_q, (size_t)r);
-}
-
 /* This thread's rows [begin, end): scores of all experts and the shared gate, and the choice. */
 static void route(struct worker *w, const struct moe_weights *moe, int32_t begin, int32_t end) {
     const struct shape *s = model_shape(w->m);
