@@ -15,7 +15,7 @@
 #include "backend/cpu/cpu.h"
 #include "ckpt/ckpt.h"
 
-enum { TOKENS = 200, CONTEXT = 640 };
+enum { TOKENS = 140, CONTEXT = 640 };
 
 static struct ckpt *ckpt;
 static char path[64];
@@ -261,7 +261,7 @@ static float *baseline(void) {
 
 static void test_cuts(void **state) {
     (void)state;
-    static const int32_t cuts[] = {2, 3, 17, 63, 64, 65, 130, 200};
+    static const int32_t cuts[] = {2, 3, 17, 63, 64, 65, 130, 140};
     float *all = logits_new(TOKENS);
     struct backend_model *m = open_cpu(NULL, 2);
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
@@ -273,8 +273,8 @@ static void test_cuts(void **state) {
     }
     /* a prompt by prefill, then decode */
     struct backend_session *s = new_session(m);
-    feed(&backend_cpu, s, 0, 171, 300, all);
-    decode(&backend_cpu, m, s, 171, TOKENS, all + (size_t)171 * (size_t)vocab);
+    feed(&backend_cpu, s, 0, 111, 300, all);
+    decode(&backend_cpu, m, s, 111, TOKENS, all + (size_t)111 * (size_t)vocab);
     same(all, baseline(), TOKENS, "prefill then decode");
     backend_cpu.session_free(s);
     backend_cpu.close(m);
@@ -287,9 +287,9 @@ static void test_threads(void **state) {
     for (int32_t threads = 1; threads <= 3; threads++) {
         struct backend_model *m = open_cpu(NULL, threads);
         struct backend_session *s = new_session(m);
-        feed(&backend_cpu, s, 0, 150, 150, all);
-        decode(&backend_cpu, m, s, 150, 180, all + (size_t)150 * (size_t)vocab);
-        same(all, baseline(), 180, "threads");
+        feed(&backend_cpu, s, 0, 100, 100, all);
+        decode(&backend_cpu, m, s, 100, 120, all + (size_t)100 * (size_t)vocab);
+        same(all, baseline(), 120, "threads");
         backend_cpu.session_free(s);
         backend_cpu.close(m);
     }
@@ -321,7 +321,7 @@ static void test_sets(void **state) {
 
 static void test_save_restore(void **state) {
     (void)state;
-    enum { FORK = 129, END = 200 };
+    enum { FORK = 65, END = 120 };
     float *all = logits_new(END);
     struct backend_model *m = open_cpu(NULL, 2);
     struct backend_session *s = new_session(m), *t = new_session(m);
