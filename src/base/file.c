@@ -116,6 +116,7 @@ struct file_writer {
     uint64_t offset;
     char *path; /* final name */
     char *temp; /* name while writing */
+    bool named; /* the file has that name; else it has none, and goes when the program does */
 };
 
 static void writer_free(struct file_writer *w) {
@@ -137,6 +138,50 @@ static int check_target(const char *path, lily_err *err) {
     return not_regular(err, path, st.st_mode);
 }
 
+/* The folder that path lies in, in out[PATH_MAX]. */
+static void folder_of(const char *path, char *out) {
+    snprintf(out, PATH_MAX, "%s", path);
+    char *slash = strrchr(out, '/');
+    if (slash) {
+        slash[slash == out] = 0;
+    } else {
+        memcpy(out, ".", 2);
+    }
+}
+
+/* A file without a name where the system has such: a program that is killed leaves nothing behind.
+ * Its name will come from /proc, so that must be there. Else a file under w->temp. */
+static int open_temporary(struct file_writer *w) {
+#ifdef O_TMPFILE
+    char folder[PATH_MAX];
+    folder_of(w->path, folder);
+    if (access("/proc/self/fd", X_OK) == 0) {
+        w->fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    }
+    if (w->fd >= 0) return 0;
+#endif
+    w->fd = mkstemp(w->temp);
+    w->named = w->fd >= 0;
+    return w->named ? 0 : -1;
+}
+
+/* Gives the file the name w->temp, if it has none yet. */
+static int name_temporary(struct file_writer *w) {
+    if (w->named) return 0;
+    char from[32];
+    snprintf(from, sizeof from, "/proc/self/fd/%d", w->fd);
+    char *end = w->temp + strlen(w->temp) - 6;
+    for (unsigned i = 0; i < 1000; i++) { /* names left by a program that was killed just here */
+        snprintf(end, 7, "%06u", ((unsigned)getpid() + i) % 1000000);
+        if (linkat(AT_FDCWD, from, AT_FDCWD, w->temp, AT_SYMLINK_FOLLOW) == 0) {
+            w->named = true;
+            return 0;
+        }
+        if (errno != EEXIST) break;
+    }
+    return -1;
+}
+
 int file_writer_open(const char *path, struct file_writer **out, lily_err *err) {
     int checked = check_target(path, err);
     if (checked != 0) return checked;
@@ -151,8 +196,7 @@ int file_writer_open(const char *path, struct file_writer **out, lily_err *err) 
         return ERR_NOMEM(err, path);
     }
     snprintf(w->temp, room, "%s.part-XXXXXX", path);
-    w->fd = mkstemp(w->temp);
-    if (w->fd < 0) {
+    if (open_temporary(w) != 0) {
         int rc = fail(err, path, "create");
         writer_free(w);
         return rc;
@@ -188,13 +232,7 @@ uint64_t file_writer_offset(const struct file_writer *w) {
 /* Makes the rename itself durable; a folder that cannot be synced is not an error. */
 static void sync_folder(const char *path) {
     char folder[PATH_MAX];
-    snprintf(folder, sizeof folder, "%s", path);
-    char *slash = strrchr(folder, '/');
-    if (slash) {
-        slash[slash == folder] = 0;
-    } else {
-        memcpy(folder, ".", 2);
-    }
+    folder_of(path, folder);
     int fd = open(folder, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return;
     (void)fsync(fd);
@@ -202,17 +240,17 @@ static void sync_folder(const char *path) {
 }
 
 int file_writer_commit(struct file_writer *w, lily_err *err) {
-    /* mkstemp made the file private; a committed file is as readable as umask says. */
+    /* The file was made private; a committed file is as readable as umask says. */
     mode_t mask = umask(0);
     umask(mask);
     int rc = 0;
     if (fchmod(w->fd, 0666 & ~mask) != 0 || fsync(w->fd) != 0) {
         rc = fail(err, w->path, "finish");
-    } else if (rename(w->temp, w->path) != 0) {
+    } else if (name_temporary(w) != 0 || rename(w->temp, w->path) != 0) {
         rc = fail(err, w->path, "rename into place");
     }
     if (rc != 0) {
-        unlink(w->temp);
+        if (w->named) unlink(w->temp);
     } else {
         sync_folder(w->path);
     }
@@ -221,6 +259,6 @@ int file_writer_commit(struct file_writer *w, lily_err *err) {
 }
 
 void file_writer_abort(struct file_writer *w) {
-    unlink(w->temp);
+    if (w->named) unlink(w->temp);
     writer_free(w);
 }

@@ -28,8 +28,9 @@ bool file_exists(const char *path);
 bool file_is_dir(const char *path);
 
 /* An atomic writer of a new file, or in the place of a regular one (anything else is LILY_EINVAL):
- * bytes go to a temporary file in the target's folder; commit syncs and renames
- * it; abort (or a failed commit) removes it. Exactly one of commit and abort ends a writer. */
+ * bytes go to a temporary file in the target's folder (without a name where there are such); commit
+ * syncs and renames it; abort (or a failed commit) removes it. Exactly one of commit and abort ends
+ * a writer. */
 struct file_writer;
 int file_writer_open(const char *path, struct file_writer **out, lily_err *err);
 int file_writer_write(struct file_writer *w, const void *bytes, size_t n, lily_err *err);
