@@ -31,7 +31,7 @@ void api_error_context(struct api_error *e, size_t n_prompt, int32_t n_ctx) {
 /* An engine message begins with its object; when that is a path into the request, it is the
  * parameter at fault. */
 static void param_of_message(struct api_error *e) {
-    static const char *const roots[] = {"messages", "tools"};
+    static const char *const roots[] = {"messages", "tools", "logit_bias"};
     for (size_t i = 0; i < sizeof roots / sizeof *roots; i++) {
         size_t n = strlen(roots[i]);
         if (strncmp(e->message, roots[i], n) || !strchr("[.:", e->message[n])) continue;

@@ -19,8 +19,11 @@ static int render(const struct server *s, struct taken *t) {
     lily_err err = {0};
     lily_chat_options options = {.no_thinking = !t->chat->thinking,
                                  .preserve_thinking = t->chat->preserve_thinking};
-    int rc =
-        lily_chat_prompt(s->engine, t->chat->messages, t->chat->tools, &options, &t->prompt, &err);
+    /* What lily_generate would refuse is refused here: a stream has not begun yet. */
+    int rc = lily_sampling_check(s->engine, &t->chat->sampling, &err);
+    if (!rc)
+        rc = lily_chat_prompt(s->engine, t->chat->messages, t->chat->tools, &options, &t->prompt,
+                              &err);
     if (rc) {
         err.code = rc;
         api_error_from_engine(&t->error, &err, 0, s->info.context);

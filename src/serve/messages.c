@@ -109,10 +109,13 @@ static int message_check(const json_t *message, const char *path, struct api_err
     for (size_t i = 0; i < sizeof strings / sizeof *strings; i++) {
         if (field_string(message, path, strings[i], &text, err)) return -1;
     }
-    return content_check(message, path, err) || calls_check(message, path, err) ||
-                   field_object(message, path, "function_call", &call, err)
-               ? -1
-               : 0;
+    if (content_check(message, path, err) || calls_check(message, path, err) ||
+        field_object(message, path, "function_call", &call, err))
+        return -1;
+    if (!call) return 0;
+    char at[PATH_SIZE]; /* the form before tool_calls */
+    snprintf(at, sizeof at, "%s.function_call", path);
+    return function_check(call, at, err);
 }
 
 int messages_check(const json_t *messages, struct api_error *err) {

@@ -25,7 +25,8 @@
 #include "base/clock.h"
 #include "serve/serve.h"
 
-#define FAKE_VOCAB 1000
+#define FAKE_VOCAB  1000
+#define FAKE_TOKENS 990
 
 struct lily_engine {
     int32_t context;
@@ -58,6 +59,16 @@ void lily_sampling_defaults(const lily_engine *e, bool thinking, lily_sampling *
                            .top_p = 0.75f,
                            .presence_penalty = 1.5f,
                            .repetition_penalty = 1.0f};
+}
+
+/* The last ids of the vocabulary are padding, as in a real checkpoint. */
+int lily_sampling_check(const lily_engine *e, const lily_sampling *s, lily_err *err) {
+    (void)e;
+    for (int i = 0; i < s->n_bias; i++)
+        if (s->bias_ids[i] >= FAKE_TOKENS)
+            return ERR(err, LILY_EINVAL, "logit_bias: found token id %d, expected 0 to %d",
+                       (int)s->bias_ids[i], FAKE_TOKENS - 1);
+    return 0;
 }
 
 int lily_session_new(lily_engine *e, int32_t context, lily_session **out, lily_err *err) {

@@ -255,6 +255,13 @@ def test_template_refusal_is_a_400(fake):
     assert json.loads(text)["error"]["param"] == "messages[0].content"
 
 
+def test_what_the_engine_would_refuse_is_refused_before_the_stream(fake):
+    for stream in (False, True):
+        status, _, text = fake.chat(body("say a", stream=stream, logit_bias={"995": 1}))
+        error = json.loads(text)["error"]
+        assert status == 400 and error["param"] == "logit_bias" and "995" in error["message"]
+
+
 def test_engine_errors(fake):
     for code, status in [(-13, 500), (-2, 503), (-12, 503), (-11, 503), (-1, 400), (-3, 500)]:
         got, headers, text = fake.chat(body(f"fail {code} object: what went wrong"))

@@ -242,6 +242,11 @@ static void messages_are_checked_by_path(void **state) {
     check_body(M("{\"role\": \"user\", \"content\": \"\\ud83d\"}"), 400, "messages[0].content");
     check_body(M("{\"role\": \"assistant\", \"function_call\": \"f\"}"), 400,
                "messages[0].function_call");
+    check_body(M("{\"role\": \"assistant\", \"function_call\": {}}"), 400,
+               "messages[0].function_call.name");
+    check_body(M("{\"role\": \"assistant\", \"function_call\": {\"name\": \"f\", "
+                 "\"arguments\": 5}}"),
+               400, "messages[0].function_call.arguments");
     check_body(M("{\"role\": \"assistant\", \"tool_calls\": [{\"arguments\": {}}]}"), 400,
                "messages[0].tool_calls[0].name");
     /* what real clients send */
