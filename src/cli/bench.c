@@ -148,6 +148,7 @@ static void print_row(struct bench_work *w, const struct bench_row *row) {
 static int measure_row(const struct bench_options *o, struct bench_work *w, struct bench_row *row,
                        lily_err *err) {
     double rate;
+    /* The warm-up's digest is the one that the others must repeat. */
     int rc = run_once(w, row, &rate, &row->digest, err);
     row->repeated = true;
     for (int32_t i = 0; !rc && i < o->repeats; i++) {
@@ -164,6 +165,7 @@ static int measure_row(const struct bench_options *o, struct bench_work *w, stru
 
 /* ---- the grid -------------------------------------------------------------------------------- */
 
+/* The session must hold the deepest row, and the ids the longest one. */
 static int32_t longest(const struct int_list *list) {
     int32_t most = 0;
     for (size_t i = 0; i < list->n; i++)
@@ -194,6 +196,7 @@ static int prepare(const struct bench_options *o, struct bench_work *w, lily_err
     return LILY_OK;
 }
 
+/* What a reader of a pasted table needs to know, above the columns. */
 static void print_head(const struct bench_options *o, const struct bench_work *w) {
     printf("%s, %d layers, backend %s, %s\n", w->info.model_name, (int)w->info.layers,
            w->info.backend, w->info.device);
@@ -205,6 +208,7 @@ static void print_head(const struct bench_options *o, const struct bench_work *w
            "of bound", "digest");
 }
 
+/* Depth by depth, so that a session already there reads as little as possible between rows. */
 static int bench(const struct bench_options *o, struct bench_work *w, lily_err *err) {
     int rc = prepare(o, w, err);
     if (rc) return rc;

@@ -39,6 +39,7 @@ struct chat {
 
 enum line_status { LINE_READ, LINE_END, LINE_INTERRUPTED };
 
+/* EL_PROMPT: libedit asks on every redraw, and wants a char * that it does not change. */
 static char *show_prompt(EditLine *edit) {
     struct chat *c;
     el_get(edit, EL_CLIENTDATA, &c);
@@ -129,6 +130,7 @@ static void start_editing(struct chat *c, const struct chat_options *o) {
     el_set(c->edit, EL_CLIENTDATA, c);
     el_set(c->edit, EL_PROMPT, show_prompt);
     el_set(c->edit, EL_EDITOR, "emacs");
+    /* Its own reader would restart a read that a signal ended, and Ctrl-C would wait for a key. */
     el_set(c->edit, EL_GETCFN, read_key);
     el_set(c->edit, EL_SIGNAL, 1);
     el_set(c->edit, EL_HIST, history, c->history);
@@ -141,6 +143,7 @@ static void start_editing(struct chat *c, const struct chat_options *o) {
     if (c->history_path.len) load_history(c);
 }
 
+/* Written once, at the end: what a crash loses is worth less than a file rewritten at each line. */
 static void end_editing(struct chat *c) {
     HistEvent event;
     if (c->history && c->history_path.len) {
@@ -199,6 +202,7 @@ static enum line_status read_entry(struct chat *c, const char *prompt) {
 
 static void do_help(void);
 
+/* Without an argument it tells the state. */
 static int do_think(struct chat *c, const char *argument) {
     if (strcmp(argument, "on") == 0)
         c->talk.thinking = true;
@@ -210,6 +214,7 @@ static int do_think(struct chat *c, const char *argument) {
     return EXIT_OK;
 }
 
+/* The turns stay: a new instruction in the middle of a talk is a thing to try. */
 static int do_system(struct chat *c, const char *argument) {
     lily_err err = {0};
     if (conversation_set_system(&c->talk, argument, &err)) return fail(&err);
@@ -287,6 +292,8 @@ static void run_chat_command(struct chat *c, char *text) {
 
 /* ---- turns ----------------------------------------------------------------------------------- */
 
+/* A stopped answer may be empty: without a word the screen would look as if nothing had happened.
+ */
 static void print_turn_end(const struct chat *c, const struct printout *a, const lily_result *r) {
     if (r->finish == LILY_FINISH_CANCELLED) puts(c->watched ? "\033[2m(stopped)\033[0m" : "");
     if (!c->watched) return;
@@ -324,6 +331,7 @@ static int take_turn(struct chat *c, lily_err *err) {
         interrupt_clear();
         int rc = conversation_answer(&c->talk, &answer, &result, err);
         if (!rc) print_turn_end(c, &answer, &result);
+        /* Nobody reads any more: further answers would only burn time. */
         if (!rc && answer.output_failed) c->leaving = true;
         again = !rc && result.finish == LILY_FINISH_TOOLS && !c->leaving;
         if (again) again = ask_tool_results(c, answer.calls);
@@ -374,6 +382,7 @@ static void talk(struct chat *c) {
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
+/* Files before the model: a wrong name should not cost a load. */
 static int chat(struct chat_options *o, struct chat *c, lily_err *err) {
     lily_engine_info info;
     int rc = o->tools ? read_input(o->tools, INPUT_LIMIT, &c->tools, err) : LILY_OK;
@@ -385,6 +394,7 @@ static int chat(struct chat_options *o, struct chat *c, lily_err *err) {
     rc = conversation_set_system(&c->talk, o->system, err);
     if (!rc) rc = conversation_start(&c->talk, err);
     if (rc) return rc;
+    /* With a pipe on either side it is a filter: no prompts, no colours, no editing. */
     c->watched = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     if (c->watched) {
         lily_engine_get_info(c->talk.engine, &info);

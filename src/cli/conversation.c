@@ -18,6 +18,7 @@ void conversation_free(struct conversation *c) {
     free(c->system);
 }
 
+/* The session is emptied too: nothing of the old talk should stay in memory. */
 void conversation_reset(struct conversation *c) {
     json_array_clear(c->turns);
     lily_session_reset(c->session);
@@ -37,6 +38,8 @@ int conversation_set_system(struct conversation *c, const char *text, lily_err *
     return LILY_OK;
 }
 
+/* json_pack tells bytes that are not UTF-8 from lack of memory no better than this; the former is
+ * what happens. */
 int conversation_add(struct conversation *c, const char *role, const char *text, lily_err *err) {
     json_t *turn = json_pack("{s:s, s:s}", "role", role, "content", text);
     if (!turn || json_array_append_new(c->turns, turn))
@@ -108,6 +111,8 @@ int conversation_answer(struct conversation *c, struct printout *answer, lily_re
     return LILY_OK;
 }
 
+/* Never over an existing file: there is no --force at the prompt, and what was typed by mistake
+ * would be gone. */
 int conversation_save(const struct conversation *c, const char *path, lily_err *err) {
     struct file_writer *file;
     if (file_exists(path))

@@ -11,6 +11,7 @@
 #include "cli/output.h"
 #include "lily.h"
 
+/* Asked for, it is a result (standard output); after a wrong call it is a message. */
 static void print_commands(FILE *to, const struct command *commands, size_t n) {
     fprintf(to, "%s %s: runs Qwen3.6-35B-A3B on this machine\n\nusage: %s COMMAND [options]\n\n",
             program_name, LILY_VERSION, program_name);
@@ -57,6 +58,7 @@ int cli_main(const char *program, const struct command *commands, size_t n_comma
         print_commands(stderr, commands, n_commands);
         return EXIT_USAGE;
     }
+    /* Dashed spellings are taken as well: nobody should have to look up how to ask for help. */
     const char *word = argv[1];
     if (strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0) {
         printf("lily %s\n", LILY_VERSION);

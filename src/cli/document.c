@@ -14,6 +14,7 @@ struct view {
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
+/* The library's documents give plain integers; their names tell which of them are bytes. */
 static bool counts_bytes(const struct view *v, const char *name) {
     size_t n = strlen(name);
     if (n >= 5 && strcmp(name + n - 5, "bytes") == 0) return true;
@@ -97,6 +98,7 @@ static void format_value(const struct view *v, char *out, size_t room, const cha
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
+/* Whether all members fit a cell or a line. */
 static bool holds_plain_values(const json_t *object) {
     const char *name;
     json_t *value;
@@ -106,6 +108,7 @@ static bool holds_plain_values(const json_t *object) {
     return true;
 }
 
+/* A list of objects: a row each, columns as in the first. */
 static bool is_list_table(const json_t *value) {
     return json_is_array(value) && json_is_object(json_array_get(value, 0));
 }
@@ -126,6 +129,7 @@ static bool is_text_list(const json_t *value) {
     return json_is_array(value) && json_is_string(json_array_get(value, 0));
 }
 
+/* What is said in one line after its name; all else gets a block of its own. */
 static bool is_line(const json_t *value) {
     if (json_is_object(value))
         return holds_plain_values(value) && json_object_size(value) <= INLINE_MAX;
@@ -144,10 +148,12 @@ struct table {
     int label_width; /* 0: no labels */
 };
 
+/* Widths are int because printf's '*' takes one. */
 static int larger(int a, size_t b) {
     return (size_t)a > b ? a : (int)b;
 }
 
+/* Rows and columns beyond the limits are left out: this is for reading, --json has all of it. */
 static void read_table(struct table *t, const json_t *value) {
     *t = (struct table){0};
     const char *name;
@@ -185,6 +191,8 @@ static void print_cell(const struct table *t, size_t column, const char *cell) {
         printf("%s\n", cell);
 }
 
+/* Two passes over the cells, for a column is as wide as its widest one; formatting twice is cheaper
+ * than keeping the texts. */
 static void print_table(const struct view *v, const json_t *value, int indent) {
     struct table t;
     char cell[CELL_ROOM];
@@ -221,6 +229,8 @@ static void print_texts(const json_t *list, int indent) {
     }
 }
 
+/* Names of one level are padded to one width, so that the values form a column. It recurses as
+ * deep as the library's own documents do, never as deep as an input. */
 static void print_object(const struct view *v, const json_t *object, int indent) {
     const char *name;
     json_t *value;
@@ -231,6 +241,7 @@ static void print_object(const struct view *v, const json_t *object, int indent)
     }
     json_object_foreach((json_t *)object, name, value) {
         format_name(shown, sizeof shown, name);
+        /* One member a line, in the library's order, which goes from the general to the detail. */
         if (is_line(value)) {
             format_value(v, line, sizeof line, name, value);
             printf("%*s%-*s  %s\n", indent, "", width, shown, line);

@@ -40,6 +40,7 @@ struct eval_score {
 
 /* ---- ids ------------------------------------------------------------------------------------- */
 
+/* Doubling: a book's ids come from a text, whose length says little about their number. */
 static bool push_id(lily_tokens *t, size_t *cap, int32_t id) {
     if (t->n == *cap) {
         size_t want = *cap ? *cap * 2 : 1024;
@@ -51,6 +52,7 @@ static bool push_id(lily_tokens *t, size_t *cap, int32_t id) {
     return true;
 }
 
+/* A byte offset, since such files are often one line. */
 static int ids_error(const char *path, size_t at, lily_err *err) {
     return ERR(err, LILY_EFORMAT,
                "%s: found no token id at byte %zu, expected a JSON array of ids or ids divided by "
@@ -152,11 +154,13 @@ static int eval(const struct eval_options *o, struct eval_work *w, struct eval_s
     w->vocab = info.vocab;
     rc = load_tokens(o, w, err);
     if (rc) return rc;
+    /* The engine may hold less than asked for: less memory, or a smaller --ctx. */
     w->window = (size_t)(o->window < info.context ? o->window : info.context);
     rc = lily_session_new(w->engine, (int32_t)w->window, &w->session, err);
     if (!rc && o->logits_out)
         rc = npy_open(o->logits_out, w->tokens.n, (size_t)w->vocab, &w->npy, err);
     if (rc) return rc;
+    /* Tokenising and opening the output are not the model's time. */
     double started = clock_seconds();
     rc = score_windows(w, err);
     if (rc) return rc;
@@ -166,7 +170,9 @@ static int eval(const struct eval_options *o, struct eval_work *w, struct eval_s
         w->npy = NULL;
     }
     if (!rc && w->scored == 0)
-        rc = ERR(err, LILY_EINVAL, "--window 1 leaves nothing to predict; give 2 or more");
+        rc = ERR(err, LILY_EINVAL,
+                 "window: found 1 token, expected at least 2, or nothing is "
+                 "predicted; give a larger --ctx");
     score->nll = w->scored ? w->nll / (double)w->scored : 0;
     score->perplexity = exp(score->nll);
     score->top1 = w->scored ? (double)w->right / (double)w->scored : 0;

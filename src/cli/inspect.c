@@ -36,6 +36,7 @@ int cmd_inspect(int argc, char **argv) {
     if (!doc) return EXIT_FAILED;
     /* Scripts ask by the exit status whether a checkpoint can be run. */
     status = json_array_size(json_object_get(doc, "faults")) ? EXIT_FAILED : EXIT_OK;
+    /* Faults are the result here, not an error: the document is printed with them. */
     if (json) {
         int printed = print_json(doc);
         return printed ? printed : status;

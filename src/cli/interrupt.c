@@ -22,6 +22,7 @@ static void note(int signal_number) {
     if (s) lily_cancel(s);
 }
 
+/* SIGHUP as well: a closed terminal should leave no half-written file. */
 void interrupt_catch(void) {
     main_thread = pthread_self();
     struct sigaction action = {.sa_handler = note};

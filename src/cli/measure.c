@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 
+/* For qsort; the difference of two doubles does not fit an int. */
 static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -18,17 +19,21 @@ double median(double *v, size_t n) {
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
+/* median has sorted v: its ends are the extremes. */
 double spread(double *v, size_t n) {
     double middle = median(v, n);
     return middle > 0 ? (v[n - 1] - v[0]) / middle : 0;
 }
 
+/* FNV-1a: equal digests are to mean equal bits, there is no one to forge them. */
 uint64_t digest_add(uint64_t digest, const void *bytes, size_t n) {
     const unsigned char *p = bytes;
     for (size_t i = 0; i < n; i++) digest = (digest ^ p[i]) * UINT64_C(0x100000001b3);
     return digest;
 }
 
+/* Knuth's multiplicative hash: spread over the vocabulary, and simple enough to be repeated by
+ * another engine's benchmark. */
 int32_t measured_token(uint32_t i, int32_t vocab) {
     return (int32_t)(i * UINT32_C(2654435761) % (uint32_t)vocab);
 }
@@ -69,6 +74,8 @@ static double read_pass(const uint64_t *data, size_t n, struct reader *readers, 
     return running == threads ? clock_seconds() - started : -1;
 }
 
+/* The best pass counts and not the median: a bound is what the machine can do, and every
+ * disturbance only lowers it. 512 MiB is past the caches of the machines this runs on. */
 int read_bandwidth(int threads, double *bytes_per_second, lily_err *err) {
     static struct reader readers[BANDWIDTH_THREADS];
     if (threads <= 0) threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
@@ -101,6 +108,8 @@ int32_t argmax(const float *v, int32_t n) {
     return best;
 }
 
+/* In double and by log1p: for a near-certain token exp and log of floats would give exactly 0, and
+ * perplexities of good models differ there. */
 double log_probability(const float *logits, int32_t n, int32_t target) {
     const int32_t best = argmax(logits, n);
     double rest = 0; /* of the mass, relative to the best one's */

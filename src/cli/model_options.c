@@ -6,6 +6,7 @@
 #include "cli/interrupt.h"
 #include "cli/output.h"
 
+/* Stages follow one another under one callback: a new label closes the old stage's bar. */
 int work_bar_update(void *arg, const char *label, const char *unit, uint64_t done, uint64_t total) {
     struct work_bar *w = arg;
     if (!w->label || strcmp(w->label, label) != 0) {
@@ -41,6 +42,7 @@ static void opening_log(void *arg, const char *line) {
     fprintf(stderr, "lily: %s\n", line);
 }
 
+/* A command that knows how much it needs asks for that; the user's --ctx wins. */
 int model_open(const struct model_options *o, int32_t context, lily_engine **out, lily_err *err) {
     static struct opening opening; /* the engine goes on logging after it was opened */
     opening = (struct opening){.verbose = o->verbose};

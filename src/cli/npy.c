@@ -63,6 +63,7 @@ int npy_row(struct npy_writer *w, const float *row, lily_err *err) {
     return file_writer_write(w->file, row, w->columns * sizeof *row, err);
 }
 
+/* A file with fewer rows than its header says would be read as damaged: it does not appear. */
 int npy_commit(struct npy_writer *w, lily_err *err) {
     if (w->written != w->rows) {
         size_t rows = w->rows, written = w->written;

@@ -16,6 +16,7 @@ enum { HELP_COLUMN = 30, HELP_WIDTH = 80, NAMES_MAX = 64, WORD_MAX = 48 };
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
+/* strtoll alone would take "5x" and clamp what is too large. */
 bool parse_i64(const char *text, int64_t *out) {
     char *end;
     errno = 0;
@@ -36,6 +37,7 @@ bool parse_u64(const char *text, uint64_t *out) {
     return true;
 }
 
+/* NaN and infinity are numbers to strtod and to nobody here. */
 bool parse_real(const char *text, double *out) {
     char *end;
     errno = 0;
@@ -45,6 +47,7 @@ bool parse_real(const char *text, double *out) {
     return true;
 }
 
+/* Powers of 1024, as memory and bodies are counted. */
 bool parse_size(const char *text, size_t *out) {
     if (text[0] < '0' || text[0] > '9') return false;
     char *end;
@@ -59,6 +62,7 @@ bool parse_size(const char *text, size_t *out) {
     return !*end && size_mul((size_t)v, (size_t)1 << shift, out);
 }
 
+/* Blanks count as commas, so that a shell variable with a list can be passed as it is. */
 bool parse_int_list(const char *text, struct int_list *out) {
     out->n = 0;
     while (*text) {
@@ -99,6 +103,7 @@ static size_t word_distance(const char *a, const char *b) {
     return d[na % 3][nb];
 }
 
+/* How far off a guess may be grows with the word: two letters of "run" wrong are another word. */
 const char *nearest_word(const char *word, const char *const *candidates, size_t n) {
     const char *best = NULL;
     size_t best_distance = SIZE_MAX;
@@ -115,6 +120,7 @@ const char *nearest_word(const char *word, const char *const *candidates, size_t
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
+/* One line and the way to the help, not the help itself, which would push the message away. */
 int usage_error(const char *command, const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
@@ -183,6 +189,7 @@ static void format_default(const struct option *o, char *out, size_t room) {
     }
 }
 
+/* A name too long for its column gets a line of its own. */
 static void print_option(const struct option *o) {
     char value[64], help[512];
     int column = 0;
@@ -201,6 +208,7 @@ static void print_option(const struct option *o) {
     print_wrapped(help, HELP_COLUMN, HELP_COLUMN);
 }
 
+/* Made from the table that parses, so that it cannot promise what is not taken. */
 static void print_help(const struct usage *u) {
     printf("%s %s: %s\n\nusage: %s %s [options]%s%s\n", program_name, u->command, u->summary,
            program_name, u->command, u->operands ? " " : "", u->operands ? u->operands : "");
@@ -236,6 +244,7 @@ static int range_error(const struct usage *u, const struct option *o, const char
                        text, wanted, o->min, o->max);
 }
 
+/* Checked as a whole before it is stored: the error names the list as it was typed. */
 static int set_ints(const struct usage *u, const struct option *o, const char *text) {
     struct int_list list;
     if (!parse_int_list(text, &list))
@@ -321,6 +330,7 @@ static int take_option(const struct usage *u, int argc, char **argv, int *at) {
     if (word[1] == '-') {
         size_t n = strcspn(word + 2, "=");
         if (word[2 + n]) attached = word + 2 + n + 1;
+        /* Whole names only: an abbreviation would change its meaning with the next option added. */
         o = find_option(u, word + 2, n, 0);
         snprintf(shown, sizeof shown, "%.*s", (int)(n > WORD_MAX ? WORD_MAX : n) + 2, word);
     } else {
@@ -339,9 +349,11 @@ static int take_option(const struct usage *u, int argc, char **argv, int *at) {
     }
     if (!attached && *at + 1 >= argc)
         return usage_error(u->command, "%s: expected a value (%s)", shown, o->arg);
+    /* The next word is the value even if it begins with a dash: negative numbers, "-" for input. */
     return set_value(u, o, attached ? attached : argv[++*at]);
 }
 
+/* Of every command, so it is in no table. */
 static bool is_help(const char *word) {
     return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
 }

@@ -12,6 +12,7 @@
 #include "cli/interrupt.h"
 #include "cli/options.h"
 
+/* The library cancels because we asked it to: "interrupted" says more than its own words. */
 int fail(const lily_err *err) {
     if (err->code == LILY_ECANCELED && interrupted()) {
         fputs("lily: interrupted\n", stderr);
@@ -30,6 +31,7 @@ int fail_text(const char *fmt, ...) {
     return EXIT_FAILED;
 }
 
+/* Nine digits bring a float back exactly. */
 int print_json(json_t *doc) {
     if (!doc) return fail_text("JSON output: out of memory or text that is not UTF-8");
     json_dumpf(doc, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
@@ -38,6 +40,7 @@ int print_json(json_t *doc) {
     return EXIT_OK;
 }
 
+/* The library's own text: a fault here is a fault of the program, and still no crash. */
 json_t *take_json(char *text, const char *from) {
     json_error_t at;
     json_t *doc = json_loads(text, JSON_DECODE_ANY, &at);
@@ -55,6 +58,7 @@ static bool reader_left(void) {
 
 static int output_errno; /* of the first flush that failed */
 
+/* stdio drops the errno of a failed write by the time anybody asks; here it is fresh. */
 bool output_flush(void) {
     errno = 0;
     if (fflush(stdout) == 0) return true;
@@ -62,6 +66,8 @@ bool output_flush(void) {
     return false;
 }
 
+/* The last word on the exit status: a result that did not reach its file is a failure, one whose
+ * reader had enough is not. */
 int output_status(int status) {
     if (output_flush() && !ferror(stdout)) return status;
     if (output_errno == EPIPE || reader_left()) return status;
@@ -95,6 +101,8 @@ int read_input(const char *path, size_t limit, struct buf *out, lily_err *err) {
     return ok ? LILY_OK : ERR_NOMEM(err, path);
 }
 
+/* Escape sequences can retitle windows, move the cursor over earlier text and, on some terminals,
+ * type for the user; a model may be made to write them. C1 controls are the same in one byte. */
 bool write_printable(FILE *to, const char *text, size_t n) {
     const unsigned char *s = (const unsigned char *)text;
     for (size_t i = 0; i < n; i++) {

@@ -8,6 +8,7 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 
+/* The size is asked from the file that is there now, not added up from what was meant. */
 static int print_packed(const char *in, const char *out, double seconds, bool json) {
     char size[BYTES_ROOM];
     struct stat st;
@@ -42,6 +43,7 @@ int cmd_pack(int argc, char **argv) {
     const char *path[2];
     int status = options_parse(&usage, argc, argv, path, NULL);
     if (status != OPTIONS_GO_ON) return status;
+    /* Before the weights are read: a refused name should cost nothing. */
     if (file_is_dir(path[1])) return fail_text("%s: found a folder, expected a file name", path[1]);
     if (!force && file_exists(path[1]))
         return fail_text("%s: exists already; give --force to overwrite it", path[1]);

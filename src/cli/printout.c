@@ -59,6 +59,8 @@ static void print_piece(struct printout *a, enum answer_part part, const char *t
     if (!output_flush()) a->output_failed = true;
 }
 
+/* Kept although printed: a chat needs the turn, --json the whole. Lack of memory ends the answer
+ * at the next event. */
 static void keep(struct printout *a, struct buf *b, const char *text, size_t n) {
     if (!buf_append(b, text, n)) a->no_memory = true;
 }
@@ -79,6 +81,7 @@ static void print_call_end(struct printout *a) {
     print_piece(a, ANSWER_TOOL, "\n", 1);
 }
 
+/* The name at once: arguments may take a while. Bright, since it is no text of the answer. */
 static void print_call_begin(struct printout *a, const lily_event *event) {
     if (a->quiet) return;
     enter_part(a, ANSWER_TOOL);
@@ -88,6 +91,7 @@ static void print_call_begin(struct printout *a, const lily_event *event) {
     print_piece(a, ANSWER_TOOL, " ", 1);
 }
 
+/* Every event asks whether to go on, the prompt's chunks included: this is what bounds a Ctrl-C. */
 int printout_event(void *arg, const lily_event *event) {
     struct printout *a = arg;
     switch (event->kind) {
@@ -125,6 +129,7 @@ void printout_end(struct printout *a) {
     work_bar_end(&a->bar);
     if (a->quiet) return;
     if (a->part == ANSWER_REASONING) fputs(normal, stdout);
+    /* A shell prompt or the statistics should not stand at the end of the answer's last line. */
     if (a->line_open) putchar('\n');
     a->line_open = false;
     a->part = ANSWER_NOTHING;
@@ -146,6 +151,7 @@ static json_t *message_calls(const struct printout *a) {
     return out;
 }
 
+/* The splitter gives whole code points only, so this fails for lack of memory alone. */
 static json_t *text_json(const struct buf *b) {
     return json_stringn(b->len ? b->data : "", b->len);
 }

@@ -73,6 +73,8 @@ static int render_prompt(const struct run_options *o, struct run_work *w, lily_e
     return rc;
 }
 
+/* The mode decides about the sampling defaults, and where the answer begins: inside a think block
+ * or after it. */
 static int generate(struct run_options *o, struct run_work *w, lily_result *result, lily_err *err) {
     lily_sampling sampling;
     const bool thinking = o->raw ? ends_in_think(w->text.data) : !o->no_think;
@@ -106,9 +108,11 @@ static int run(struct run_options *o, struct run_work *w, lily_err *err) {
     if (!rc && o->tools) rc = read_input(o->tools, INPUT_LIMIT, &w->tools, err);
     if (!rc) rc = model_open(&o->model, 0, &w->engine, err);
     if (!rc) rc = render_prompt(o, w, err);
+    /* A signal that came before there was a session to cancel. */
     if (!rc && interrupted()) rc = ERR(err, LILY_ECANCELED, "interrupted");
     if (!rc) rc = generate(o, w, &result, err);
     if (rc) return fail(err);
+    /* An interrupted answer is a result as well; only the exit status tells the difference. */
     if (o->model.json) {
         int status = print_json(printout_json(&w->answer, w->engine, &result));
         if (status) return status;
@@ -153,6 +157,7 @@ int cmd_run(int argc, char **argv) {
                            o.system ? "--system" : "--no-think");
     struct run_work w = {0};
     lily_err err = {0};
+    /* Signals are noted from here on: reading standard input and loading can take long, too. */
     printout_start(&w.answer, o.model.json);
     interrupt_catch();
     status = run(&o, &w, &err);

@@ -22,6 +22,7 @@ static bool parse_bias(const char *text, int32_t *id, float *bias) {
     return false;
 }
 
+/* Not an option kind of its own: one command table entry is no reason for one. */
 int sampling_check(struct sampling_options *o, const char *command) {
     for (size_t i = 0; i < o->biases.n; i++) {
         const char *text = o->biases.items[i];

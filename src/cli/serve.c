@@ -23,6 +23,7 @@ static void print_ready(void *arg, uint16_t port, bool local) {
                 w->server.host);
     lily_engine_info info;
     char url[300];
+    /* An address with colons stands in brackets in a URL. */
     const bool v6 = strchr(w->server.host, ':') != NULL;
     snprintf(url, sizeof url, "http://%s%s%s:%u", v6 ? "[" : "", w->server.host, v6 ? "]" : "",
              (unsigned)port);
@@ -35,9 +36,11 @@ static void print_ready(void *arg, uint16_t port, bool local) {
         printf("%s serves %s (%s, context %d); Ctrl-C ends it\n", url, name, info.backend,
                (int)info.context);
     }
-    output_flush();
+    output_flush(); /* a script waits for this line through a pipe */
 }
 
+/* The options keep their own defaults, although serve_run has the same for zeros: the help shows
+ * them. */
 int cmd_serve(int argc, char **argv) {
     struct serve_work w = {.model = MODEL_DEFAULTS};
     int32_t port = 8080;

@@ -33,6 +33,7 @@ int cmd_synth(int argc, char **argv) {
     const char *out;
     int status = options_parse(&usage, argc, argv, &out, NULL);
     if (status != OPTIONS_GO_ON) return status;
+    /* Every fourth layer is full attention: only whole groups of four are a model. */
     if (o.layers % 4)
         return usage_error("synth", "--layers: found %d, expected a multiple of 4", (int)o.layers);
     /* A folder is never written over: lily_synth says what to do instead. */

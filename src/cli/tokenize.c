@@ -63,6 +63,7 @@ static int print_tokens(const struct tokenize_options *o, struct tokenize_work *
     return EXIT_OK;
 }
 
+/* Brackets too: what --json printed can be pasted back. */
 static bool is_separator(char c) {
     return c == ',' || c == '[' || c == ']' || c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
@@ -101,6 +102,8 @@ static int print_decoded(const struct tokenize_options *o, const struct tokenize
     return print_json(json_pack("{s:o}", "text", text));
 }
 
+/* Text and tokens are asked for separately: the tokens are not those of the text, in which control
+ * tokens cannot be told from their spelling. */
 static int render(const struct tokenize_options *o, struct tokenize_work *w, lily_err *err) {
     const lily_chat_options chat = {.no_thinking = o->no_think,
                                     .preserve_thinking = o->preserve_thinking};
@@ -161,6 +164,8 @@ int cmd_tokenize(int argc, char **argv) {
     if (o.control && (o.chat || o.decode))
         return usage_error("tokenize", "--control: found with --%s, expected with a text",
                            o.chat ? "chat" : "decode");
+    /* No signals are caught: nothing is half-written, and the default action ends a wait for input.
+     */
     struct tokenize_work w = {0};
     lily_err err = {0};
     int rc = tokenize(&o, &w, &err);
