@@ -1,8 +1,11 @@
 #include "serve/access_log.h"
 
+#include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "serve/job.h"
 
@@ -18,14 +21,31 @@ static double seconds(int64_t from_ns, int64_t to_ns) {
     return from_ns && to_ns > from_ns ? (double)(to_ns - from_ns) * 1e-9 : 0;
 }
 
+/* Writes a line, or drops it when that would have to wait: a program that starts the server with a
+ * pipe for its errors and never reads it would otherwise stop the server after 64 KiB. A pipe that
+ * polls writable takes at least PIPE_BUF bytes, more than any line here has. */
+static void put_line(const char *line) {
+    static atomic_ulong dropped;
+    struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&p, 1, 0) != 1 || !(p.revents & POLLOUT)) {
+        atomic_fetch_add(&dropped, 1);
+        return;
+    }
+    unsigned long lost = atomic_exchange(&dropped, 0);
+    if (lost) fprintf(stderr, "lily: %lu lines of the log were lost, nobody read them\n", lost);
+    fputs(line, stderr);
+}
+
 void access_log_line(const char *method, const char *path, int status, int64_t elapsed_ns) {
-    char when[40], shown[128];
+    char when[40], shown[128], line[256];
     size_t n = 0;
     for (; path[n] && n + 1 < sizeof shown; n++)
         shown[n] = path[n] > ' ' && path[n] < 0x7f ? path[n] : '?';
     shown[n] = 0;
     timestamp(when, sizeof when);
-    fprintf(stderr, "%s%s %s %d %.3fs\n", when, method, shown, status, seconds(1, elapsed_ns + 1));
+    snprintf(line, sizeof line, "%s%s %s %d %.3fs\n", when, method, shown, status,
+             seconds(1, elapsed_ns + 1));
+    put_line(line);
 }
 
 void access_log_job(const struct job *job) {
@@ -49,6 +69,6 @@ void access_log_job(const struct job *job) {
                         seconds(job->accepted_ns, job->started_ns), r->prefill_seconds,
                         r->decode_seconds, rate);
     }
-    if (ok && buf_puts(&line, "\n")) fputs(line.data, stderr);
+    if (ok && buf_puts(&line, "\n")) put_line(line.data);
     buf_free(&line);
 }

@@ -1,5 +1,6 @@
 """The server over the scripted engine: protocol, errors, hang-ups, queue, keep-alive, shutdown."""
 
+import http.client
 import json
 import re
 import signal
@@ -566,3 +567,21 @@ def test_access_log(fake_serve):
     quiet.get("/")
     quiet.stop()
     assert quiet.lines == []
+
+
+def test_a_log_that_nobody_reads_stops_nothing(fake_serve):
+    program = fake_serve().process.args[0]
+    process = subprocess.Popen([program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        port = int(process.stdout.readline().split()[1])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        for _ in range(600):  # of some 150 bytes each; a pipe holds 64 KiB
+            connection.request("GET", "/" + "x" * 200)
+            assert connection.getresponse().read()
+        connection.request("POST", "/v1/chat/completions", json.dumps(body("say a")))
+        assert connection.getresponse().status == 200
+        connection.close()
+    finally:
+        process.terminate()
+        _, log = process.communicate(timeout=20)
+    assert process.returncode == 0 and log.count("404") > 100
