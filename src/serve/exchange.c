@@ -25,9 +25,9 @@ struct exchange {
     struct conn *conn;
     char method[16], path[256];
     enum route route;
-    const char *allow;      /* static; NULL: unknown path */
-    char name[128];         /* of /v1/models/{name} */
-    struct api_error error; /* status set: what will be answered; the body is dropped */
+    const char *allow;              /* static; NULL: unknown path */
+    char name[SERVER_MAX_NAME + 1]; /* of /v1/models/{name} */
+    struct api_error error;         /* status set: what will be answered; the body is dropped */
     struct buf body;
     size_t held;       /* bytes of body counted in server.held_bytes */
     uint64_t received; /* of the body, kept or dropped */

@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <jansson.h>
+
 #include "base/clock.h"
 #include "serve/http.h"
 #include "serve/intake.h"
@@ -90,6 +92,15 @@ static void fill_options(struct server *s, const struct serve_options *options) 
     if (o->keepalive_seconds <= 0) o->keepalive_seconds = 5;
 }
 
+/* It stands in every reply, which is JSON, and clients ask for it by path. */
+static int check_alias(const char *alias, lily_err *err) {
+    json_t *text = json_string(alias);
+    json_decref(text);
+    if (text && strlen(alias) <= SERVER_MAX_NAME) return 0;
+    return ERR(err, LILY_EINVAL, "--alias: found %s, expected UTF-8 text of at most %d bytes",
+               text ? "a longer name" : "bytes that are not UTF-8", SERVER_MAX_NAME);
+}
+
 static int open_wake(struct server *s, lily_err *err) {
     if (pipe(s->wake)) return ERR(err, LILY_EIO, "server: pipe: %s", strerror(errno));
     for (int i = 0; i < 2; i++) {
@@ -111,7 +122,8 @@ static int server_init(struct server *s, lily_engine *engine, const struct serve
     lily_sampling_defaults(engine, false, &s->limits.plain);
     s->started_ns = clock_ns();
     s->started_unix = (int64_t)time(NULL);
-    int rc = open_wake(s, err);
+    int rc = s->options.model_alias ? check_alias(s->options.model_alias, err) : 0;
+    if (!rc) rc = open_wake(s, err);
     if (rc) return rc;
     rc = lily_session_new(engine, 0, &s->session, err);
     if (rc) {

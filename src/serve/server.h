@@ -18,6 +18,8 @@ struct MHD_Daemon;
 struct conn;
 struct job;
 
+#define SERVER_MAX_NAME 127 /* bytes of the model's name, which clients send back in a path */
+
 struct server_totals {
     uint64_t requests;  /* chat completions accepted */
     uint64_t completed; /* answered to the end */

@@ -181,6 +181,13 @@ def test_alias(fake_serve):
     assert json.loads(server.chat(body("say a"))[2])["model"] == "my/model"
 
 
+@pytest.mark.parametrize("alias, found", [(b"\xff", "not UTF-8"), (b"a" * 128, "longer")])
+def test_an_alias_that_no_client_could_use(fake, alias, found):
+    done = subprocess.run([fake.process.args[0], b"alias=" + alias], capture_output=True, timeout=20)
+    assert done.returncode == 1 and b"--alias: found" in done.stderr
+    assert found in done.stderr.decode()
+
+
 def test_methods_and_paths(fake):
     for method, path, status in [("GET", "/", 200), ("HEAD", "/health", 200), ("GET", "/x", 404),
                                  ("OPTIONS", "/v1/models", 204), ("POST", "/health", 405),
