@@ -385,7 +385,7 @@ static void talk(struct chat *c) {
 /* Files before the model: a wrong name should not cost a load. */
 static int chat(struct chat_options *o, struct chat *c, lily_err *err) {
     lily_engine_info info;
-    int rc = o->tools ? read_input(o->tools, INPUT_LIMIT, &c->tools, err) : LILY_OK;
+    int rc = o->tools ? read_json_array(o->tools, &c->tools, err) : LILY_OK;
     if (!rc) rc = model_open(&o->model, 0, &c->talk.engine, err);
     if (rc) return rc;
     c->talk.sampling = &o->sampling;

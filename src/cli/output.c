@@ -101,6 +101,23 @@ int read_input(const char *path, size_t limit, struct buf *out, lily_err *err) {
     return ok ? LILY_OK : ERR_NOMEM(err, path);
 }
 
+/* The library parses the text again and says what is wrong with a message or a tool; but it does
+ * not know the file, and a fault in it should be found before a model is loaded. Integers beyond 64
+ * bits and U+0000 are accepted there and so here. */
+int read_json_array(const char *path, struct buf *out, lily_err *err) {
+    json_error_t at;
+    int rc = read_input(path, INPUT_LIMIT, out, err);
+    if (rc) return rc;
+    json_t *doc = json_loadb(out->len ? out->data : "", out->len,
+                             JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, &at);
+    const bool array = json_is_array(doc), json = doc != NULL;
+    json_decref(doc);
+    if (array) return LILY_OK;
+    if (json) return ERR(err, LILY_EFORMAT, "%s: found other JSON, expected an array", path);
+    return ERR(err, LILY_EFORMAT, "%s: found %s in line %d, expected a JSON array", path, at.text,
+               at.line);
+}
+
 /* Escape sequences can retitle windows, move the cursor over earlier text and, on some terminals,
  * type for the user; a model may be made to write them. C1 controls are the same in one byte. */
 bool write_printable(FILE *to, const char *text, size_t n) {

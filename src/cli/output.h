@@ -31,6 +31,8 @@ bool output_flush(void);
 /* The whole of a file, or of standard input for "-", appended to out; at most limit bytes. */
 int read_input(const char *path, size_t limit, struct buf *out, lily_err *err);
 enum { INPUT_LIMIT = 256 << 20 };
+/* The same of a file that holds a JSON array: messages or tools. */
+int read_json_array(const char *path, struct buf *out, lily_err *err);
 
 /* Text for a terminal: control characters that could steer it are shown as ^X. */
 bool write_printable(FILE *to, const char *text, size_t n);

@@ -105,7 +105,7 @@ static int generate(struct run_options *o, struct run_work *w, lily_result *resu
 static int run(struct run_options *o, struct run_work *w, lily_err *err) {
     lily_result result;
     int rc = read_prompt(o, &w->text, err);
-    if (!rc && o->tools) rc = read_input(o->tools, INPUT_LIMIT, &w->tools, err);
+    if (!rc && o->tools) rc = read_json_array(o->tools, &w->tools, err);
     if (!rc) rc = model_open(&o->model, 0, &w->engine, err);
     if (!rc) rc = render_prompt(o, w, err);
     /* A signal that came before there was a session to cancel. */

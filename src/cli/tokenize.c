@@ -107,8 +107,8 @@ static int print_decoded(const struct tokenize_options *o, const struct tokenize
 static int render(const struct tokenize_options *o, struct tokenize_work *w, lily_err *err) {
     const lily_chat_options chat = {.no_thinking = o->no_think,
                                     .preserve_thinking = o->preserve_thinking};
-    int rc = read_input(o->chat, INPUT_LIMIT, &w->input, err);
-    if (!rc && o->tools) rc = read_input(o->tools, INPUT_LIMIT, &w->tools, err);
+    int rc = read_json_array(o->chat, &w->input, err);
+    if (!rc && o->tools) rc = read_json_array(o->tools, &w->tools, err);
     const char *messages = w->input.len ? w->input.data : "";
     if (!rc) rc = lily_chat_text(w->engine, messages, w->tools.data, &chat, &w->rendered, err);
     if (!rc) rc = lily_chat_prompt(w->engine, messages, w->tools.data, &chat, &w->tokens, err);

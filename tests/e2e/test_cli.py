@@ -125,6 +125,16 @@ def test_missing_model(lily, tmp_path, words):
     refused(lily(*words, "-m", tmp_path / "nothing"), FAILED, str(tmp_path / "nothing"))
 
 
+@pytest.mark.parametrize("text, found", [("{", "line 1"), ("", "line 1"), ("{}", "other JSON"),
+                                         ('[\n"\ud800"]', "line 2")])
+@pytest.mark.parametrize("words", [["run", "hi", "--tools"], ["chat", "--tools"],
+                                   ["tokenize", "--chat"]])
+def test_json_files_are_named(lily, standin, tmp_path, words, text, found):
+    path = tmp_path / "file.json"
+    path.write_text(text.replace("\ud800", "\\ud800"))
+    refused(lily(*words, path, "-m", standin), FAILED, str(path), found, "expected")
+
+
 def test_unknown_backend(lily, standin):
     refused(lily("run", "-m", standin, "--backend", "abacus", "hi"), FAILED, "abacus")
 
