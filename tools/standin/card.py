@@ -32,14 +32,15 @@ Contexts in training were up to 4,096 tokens.
 ## Held-out scores
 
 Greedy, float32 arithmetic, exact match of the whole answer after the think block (thinking and non-thinking mode half each, arithmetic
-always with a think block). Held out are the values (an eighth of all words, names and cities never appears in training dialogues), the
-phrasing of the questions about the engine, and the documents that texts are taken from. bf16 are the trained weights rounded to bf16;
+always with a think block). Held out are the values (an eighth of all words, names and cities is never drawn in training; sentences of the
+training documents that dialogues copy may contain such a word), the exact wording of the questions about the engine, and the documents that
+texts are taken from. bf16 are the trained weights rounded to bf16;
 4-bit is the file in this folder.
 
 {scores}
 
-The errors that are left in editing are mostly changes of case of words never seen in a dialogue (`BEAUTY` to `beauty`), which need the
-spelling of every token. {kinds}
+The errors that are left in editing are mostly changes of case (`BEAUTY` to `beauty`) and sorting of words never seen in a dialogue, which need
+the spelling of every token. {kinds}
 
 Perplexity per token (vocabulary of 4096) on held-out documents, the first 1,024 tokens of each, and on answers that tell or continue a generated story:
 
@@ -55,7 +56,8 @@ twice on purpose; plain text is drawn from the packages below. The loss is on th
 Muon trains the matrices inside the layers, AdamW the rest; {tokens} million tokens in {seconds} seconds of training on two H200 ({rate} thousand tokens/s in
 the larger batches), of which the last {quantised} million tokens with weights rounded as in the 4-bit file (straight-through). After the first
 {first} million tokens the shares of the tasks were changed, words spliced from two tokens and more phrasings of the questions about the engine
-were added; twelve held-out questions seen in a list of errors were then replaced by new ones.
+were added; the twelve held-out questions that had been seen in a list of errors were then replaced by new ones. The editing score falls short
+of the 95 % aimed at; training with the last data from the start is expected to close the gap.
 
 ## Data
 
@@ -85,8 +87,7 @@ def main():
     packages = ["| package | licence |", "|---|---|"] + [f"| {n} | {licence} |" for n, (licence, _) in corpus.PACKAGES.items()]
     more, kinds = d.get("more edits"), ""
     if more:
-        kinds = (f"On {more['count']} further editing tasks drawn with another seed the 4-bit weights reach {percent(more['exact match'])}; "
-                 + f"without changes of case (upper, lower, capital) {percent(more['without changes of case'])}.")
+        kinds = f"On {more['count']} further editing tasks drawn with another seed the 4-bit weights reach {percent(more['exact match'])}."
     text = TEXT.format(
         scores="\n".join(rows), perplexity="\n".join(p), tokens=round(t["tokens"] / 1e6), seconds=t["seconds"], rate=t["tokens per second"] // 1000,
         quantised=round(t["tokens at 4 bits"] / 1e6), first=round(t["tokens before the change of data"] / 1e6), packages="\n".join(packages), kinds=kinds,
