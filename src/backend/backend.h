@@ -97,7 +97,7 @@ struct backend {
     int (*state_save)(struct backend_session *s, void *out, lily_err *err);
     int (*state_restore)(struct backend_session *s, const void *in, int32_t pos, lily_err *err);
 
-    /* KV rows of positions [from, from + n), in the layout named by kv_layout. */
+    /* KV rows of positions [from, from + n), in a layout of the backend's own. */
     size_t (*kv_bytes)(const struct backend_model *m, int32_t n);
     int (*kv_export)(struct backend_session *s, int32_t from, int32_t n, void *out, lily_err *err);
     int (*kv_import)(struct backend_session *s, int32_t from, int32_t n, const void *in,

@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/buf.h"
+
 static int fail(lily_err *err, const char *path, const char *verb) {
     return err_system(err, errno, path, verb);
 }
@@ -70,35 +72,32 @@ void file_map_will_need(const struct file_map *map) {
 }
 
 int file_read(const char *path, size_t limit, char **data, size_t *size, lily_err *err) {
-    size_t n = 0;
-    int fd = open_regular(path, &n, err);
-    if (fd < 0) return fd;
-    if (n > limit) {
-        close(fd);
-        return ERR(err, LILY_EFORMAT, "%s: %zu bytes, expected at most %zu", path, n, limit);
-    }
-    char *bytes = malloc(n + 1);
-    if (!bytes) {
-        close(fd);
-        return ERR_NOMEM(err, path);
-    }
-    size_t got = 0;
-    while (got < n) {
-        ssize_t r = read(fd, bytes + got, n - got);
-        if (r < 0 && errno == EINTR) continue;
-        if (r <= 0) break;
-        got += (size_t)r;
+    enum { STEP = 1 << 16 };
+    struct buf bytes = {0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return fail(err, path, "open");
+    ssize_t got = 1;
+    int rc = 0;
+    while (rc == 0 && got != 0) {
+        if (bytes.len > limit) {
+            rc = ERR(err, LILY_EFORMAT, "%s: found more than %zu bytes, expected at most so many",
+                     path, limit);
+        } else if (!buf_reserve(&bytes, STEP)) {
+            rc = ERR_NOMEM(err, path);
+        } else if ((got = read(fd, bytes.data + bytes.len, STEP)) > 0) {
+            bytes.len += (size_t)got;
+        } else if (got < 0 && errno != EINTR) {
+            rc = fail(err, path, "read");
+        }
     }
     close(fd);
-    if (got != n) {
-        free(bytes);
-        return ERR(err, LILY_EIO, "%s: read %zu bytes, expected %zu; is it being written?", path,
-                   got, n);
+    *size = bytes.len;
+    if (rc == 0) {
+        bytes.data[bytes.len] = 0;
+        *data = buf_take(&bytes);
     }
-    bytes[n] = 0;
-    *data = bytes;
-    *size = n;
-    return 0;
+    buf_free(&bytes);
+    return rc;
 }
 
 bool file_exists(const char *path) {

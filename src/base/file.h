@@ -21,7 +21,8 @@ void file_unmap(struct file_map *map);
 /* Tells the kernel that the whole map will be read soon (readahead, large pages where it can). */
 void file_map_will_need(const struct file_map *map);
 
-/* Reads at most limit bytes into a malloc'd, zero-terminated buffer; larger files are an error. */
+/* Reads a file or a pipe to its end into a malloc'd, zero-terminated buffer, the caller's to free;
+ * more than limit bytes are an error. */
 int file_read(const char *path, size_t limit, char **data, size_t *size, lily_err *err);
 
 bool file_exists(const char *path);

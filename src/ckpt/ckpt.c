@@ -55,6 +55,7 @@ int load_form(const char *path, enum ckpt_form *out, lily_err *err) {
 static const char *folder_kind(const struct ckpt *c) {
     if (c->folder.embedded) return "embedded";
     if (c->config.quantised) return "MLX 4-bit folder";
+    if (c->catalog.n == 0) return "folder without weights";
     return c->stats.converted ? "MLX bf16 folder" : "Hugging Face bf16 folder";
 }
 

@@ -33,6 +33,7 @@ struct chat {
     History *history;
     const char *prompt; /* what the running read shows */
     bool leaving;
+    bool failed; /* a turn did: the exit status tells it to whoever piped the questions in */
 };
 
 /* ---- reading lines --------------------------------------------------------------------------- */
@@ -321,8 +322,9 @@ static bool ask_tool_results(struct chat *c, const json_t *calls) {
     return true;
 }
 
-/* The model's turn; goes on while it calls tools and their results are given. */
-static int take_turn(struct chat *c, lily_err *err) {
+/* The model's turn; goes on while it calls tools and their results are given. *answered is false
+ * when it was stopped before its first token. */
+static int take_turn(struct chat *c, bool *answered, lily_err *err) {
     bool again;
     do {
         struct printout answer;
@@ -331,6 +333,7 @@ static int take_turn(struct chat *c, lily_err *err) {
         interrupt_clear();
         int rc = conversation_answer(&c->talk, &answer, &result, err);
         if (!rc) print_turn_end(c, &answer, &result);
+        *answered = !rc && (result.finish != LILY_FINISH_CANCELLED || result.output_tokens > 0);
         /* Nobody reads any more: further answers would only burn time. */
         if (!rc && answer.output_failed) c->leaving = true;
         again = !rc && result.finish == LILY_FINISH_TOOLS && !c->leaving;
@@ -342,7 +345,7 @@ static int take_turn(struct chat *c, lily_err *err) {
 }
 
 /* One entry of the user: a command, or a message and the turns that follow from it. A turn that
- * fails leaves the conversation as it was before. */
+ * fails, or is stopped before it begins, leaves the conversation as it was before. */
 static void take_entry(struct chat *c) {
     lily_err err = {0};
     char *text = c->line.data;
@@ -353,9 +356,12 @@ static void take_entry(struct chat *c) {
     }
     const size_t before = conversation_length(&c->talk);
     int rc = conversation_add(&c->talk, "user", text[0] == '/' ? text + 1 : text, &err);
-    if (!rc) rc = take_turn(c, &err);
-    if (!rc) return;
+    bool answered = false;
+    if (!rc) rc = take_turn(c, &answered, &err);
+    if (!rc && answered) return;
     conversation_cut(&c->talk, before);
+    if (!rc) return;
+    c->failed = true;
     fail(&err);
     if (rc == LILY_ECONTEXT) fputs("lily: /reset begins a new conversation\n", stderr);
 }
@@ -445,5 +451,6 @@ int cmd_chat(int argc, char **argv) {
     buf_free(&c.line);
     buf_free(&c.history_path);
     if (rc) return fail(&err);
-    return told_to_leave() ? 128 + interrupted() : EXIT_OK;
+    if (told_to_leave()) return 128 + interrupted();
+    return c.failed && !c.watched ? EXIT_FAILED : EXIT_OK;
 }

@@ -54,6 +54,8 @@ int cli_main(const char *program, const struct command *commands, size_t n_comma
     hold_standard_streams();
     /* A reader that leaves (`lily run | head`) is seen as a failed write, not a sudden death. */
     signal(SIGPIPE, SIG_IGN);
+    /* A limit on file size, too, is a failed write with a message. */
+    signal(SIGXFSZ, SIG_IGN);
     if (argc < 2) {
         print_commands(stderr, commands, n_commands);
         return EXIT_USAGE;
