@@ -68,7 +68,14 @@ if [ -n "$missing" ]; then
         brew install $missing
     else
         as_root=""
-        [ "$(id -u)" -eq 0 ] || as_root=sudo
+        if [ "$(id -u)" -ne 0 ]; then
+            as_root=sudo
+            if ! has_command sudo; then
+                echo "lily: these packages need root and there is no sudo; as root, run:" >&2
+                echo "    apt-get install$missing" >&2
+                exit 1
+            fi
+        fi
         $as_root apt-get update -qq
         # shellcheck disable=SC2086
         DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends \
