@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -114,9 +115,11 @@ static int open_listener(struct server *s, int *fd, lily_err *err) {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
     char port[8];
     snprintf(port, sizeof port, "%d", (int)s->options.port);
-    /* "localhost" may resolve to both families; most clients try IPv4 first. */
-    if (!strcmp(s->options.host, "localhost")) hints.ai_family = AF_INET;
-    int fault = getaddrinfo(s->options.host, port, &hints, &found);
+    /* "localhost" is the loopback in any spelling, also on a machine without a hosts file (RFC
+     * 6761, 6.3). It may resolve to both families; most clients try IPv4 first. */
+    const char *host = s->options.host;
+    if (!strcasecmp(host, "localhost")) host = "127.0.0.1";
+    int fault = getaddrinfo(host, port, &hints, &found);
     if (fault) {
         return ERR(err, LILY_EINVAL, "--host \"%s\": found %s, expected an address of this machine",
                    s->options.host, gai_strerror(fault));
