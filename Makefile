@@ -54,6 +54,8 @@ CFLAGS += $(if $(EMBED),-DLILY_EMBEDDED_STANDIN)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c))
 FUZZ  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 
+# Objects of tests are kept, so that a second run compiles nothing.
+.SECONDARY:
 .PHONY: help deps all core demo test tests unit e2e check format fuzz clean
 help:
 	@echo "make demo   install what is missing, build, answer a prompt with the embedded stand-in"
@@ -66,7 +68,9 @@ help:
 deps:
 	@tools/deps.sh build test
 all: $(BUILD)/lily
+	@:
 core: $(BUILD)/lily-core
+	@:
 # A second make, since the libraries' flags are only known once they are installed.
 demo:
 	@tools/deps.sh build
@@ -80,7 +84,7 @@ tests: $(UNIT)
 unit: $(UNIT)
 	@REFERENCE=$(REFERENCE) tests/run_unit.sh $(UNIT)
 e2e: $(BUILD)/lily $(BUILD)/lily-core $(BUILD)/fake-serve $(BUILD)/tests/text_driver
-	@$(PYTHON) -m pytest -q tests/e2e --lily=$(BUILD)/lily --reference=$(REFERENCE)
+	@$(PYTHON) -m pytest -q -rs tests/e2e --lily=$(BUILD)/lily --reference=$(REFERENCE)
 check:
 	@tools/check.sh
 fuzz: $(FUZZ)

@@ -26,7 +26,9 @@ for program in "$@"; do
     [ "$status" -eq 0 ] || [ "$f" -gt 0 ] || f=1 # died outside a test
     if [ "$status" -eq 0 ]; then
         echo "$(basename "$program"): $p passed, $s skipped"
-        sed -n 's/^\[  SKIPPED \] \([^0-9].*\)/  skipped: \1/p' "$log" | sort -u
+        # A test that skips says why on the line before.
+        awk '/^\[  SKIPPED \] [^0-9]/ && !seen[$4]++ {print "  skipped: " $4 (why ? ", " why : "")}
+             {why = /^\[/ ? "" : $0}' "$log"
     else
         echo "$(basename "$program"): FAILED, exit status $status"
         cat "$log"

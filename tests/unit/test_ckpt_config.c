@@ -83,7 +83,10 @@ static void test_published(void **state) {
     const char *reference = *state;
     char path[512];
     snprintf(path, sizeof path, "%s/%s", reference ? reference : "", names[0]);
-    if (!reference || !file_exists(path)) skip();
+    if (!reference || !file_exists(path)) {
+        print_message("%s is absent\n", path);
+        skip();
+    }
     for (int i = 0; i < 2; i++) {
         snprintf(path, sizeof path, "%s/%s", reference, names[i]);
         json_t *root = fx_read_json(path);

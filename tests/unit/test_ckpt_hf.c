@@ -256,7 +256,10 @@ static void test_bad_weight(void **state) {
 static void test_reference(void **state) {
     char path[512];
     snprintf(path, sizeof path, "%s/golden", *state ? (const char *)*state : "");
-    if (!*state || !file_is_dir(path)) skip();
+    if (!*state || !file_is_dir(path)) {
+        print_message("%s is absent\n", path);
+        skip();
+    }
     struct ckpt *c = fx_load_ok(path, true);
     const struct weights *w = ckpt_weights(c);
     assert_ptr_equal(w->shape, &shape_mini);
