@@ -1,4 +1,4 @@
-/* The reference backend against the model's own laws (spec/model.md 15): no stored data needed. */
+/* The reference backend against the model's own laws (docs/model.md): no stored data needed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -178,7 +178,7 @@ static void products_decode_every_storage(void **state) {
 
 enum { DIM = 16, CHUNK = 64 };
 
-/* The chunked form of the delta rule (spec/model.md 4.5) for one head and one chunk of n tokens, in
+/* The chunked form of the delta rule (docs/model.md) for one head and one chunk of n tokens, in
  * double, written only to be compared with the recurrent form. */
 static void delta_chunk(double s[DIM][DIM], const float (*q)[DIM], const float (*k)[DIM],
                         const float (*v)[DIM], const float *beta, const double *g, int n,
@@ -462,7 +462,7 @@ static void wrong_calls_are_refused_and_harmless(void **state) {
     rig_close(&r);
 }
 
-/* spec/model.md 4.3 and 6, in float32: sizes follow from the shape alone. */
+/* docs/model.md, in float32: sizes follow from the shape alone. */
 static void real_shape_has_the_published_sizes(void **state) {
     (void)state;
     struct weights w = {.shape = &shape_qwen36_35b_a3b, .layers = 40};

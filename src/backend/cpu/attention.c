@@ -1,4 +1,4 @@
-/* Gated full attention (spec/model.md 4.1). A row of scratch.proj holds
+/* Gated full attention (docs/model.md). A row of scratch.proj holds
  *     [q_heads][query HEAD, gate HEAD]   [kv_dim] keys   [kv_dim] values
  * Queries go, normed and turned, to scratch.mix, where attention's result replaces them head by
  * head. Keys and values are kept as bfloat16.

@@ -1,4 +1,4 @@
-/* Gated DeltaNet (spec/model.md 4.2). A row of scratch.proj holds
+/* Gated DeltaNet (docs/model.md). A row of scratch.proj holds
  *     [conv_dim] q, k, v   [gdn_v_dim] z   [gdn_v_heads] b -> beta   [gdn_v_heads] a -> exp(g)
  * The convolution and the delta rule work in place, key head by key head, each with its two value
  * heads: a thread owns whole key heads, so nothing is shared until the output projection. The delta

@@ -1,4 +1,4 @@
-/* Mixture of experts (spec/model.md 4.6): h = silu(gate x) * (up x) per expert, quantised group by
+/* Mixture of experts (docs/model.md): h = silu(gate x) * (up x) per expert, quantised group by
  * group where it is made, then down h, weighted and added in ascending expert number; the shared
  * expert last. Decode and prefill add in the same order. */
 #include "backend/cpu/cpu.h"

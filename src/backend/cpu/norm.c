@@ -1,4 +1,4 @@
-/* Rows of the residual stream, RMS-normed (spec/model.md 2) and quantised for the products that
+/* Rows of the residual stream, RMS-normed (docs/model.md) and quantised for the products that
  * read them. The norms inside mixers (heads, gated norm) are kernels called where those rows are
  * made. */
 #include "backend/cpu/cpu.h"

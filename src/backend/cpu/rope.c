@@ -1,4 +1,4 @@
-/* Rotary positions (spec/model.md 4.1), as ref turns them: plane i of a head is spanned by
+/* Rotary positions (docs/model.md), as ref turns them: plane i of a head is spanned by
  * dimensions i and i + half; angles are float32 products, as in the model's training code. */
 #include "backend/cpu/cpu.h"
 

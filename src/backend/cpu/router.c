@@ -1,4 +1,4 @@
-/* Routing (spec/model.md 4.6): the eight largest scores, weighted by their softmax. Scores come
+/* Routing (docs/model.md): the eight largest scores, weighted by their softmax. Scores come
  * from float inputs, so that the choice is as exact as the row it is made from. */
 #include "backend/cpu/cpu.h"
 

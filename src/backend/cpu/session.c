@@ -1,4 +1,4 @@
-/* What a sequence remembers (spec/model.md 4.3): KV rows per position in bfloat16, 20,480 B a token
+/* What a sequence remembers (docs/model.md): KV rows per position in bfloat16, 20,480 B a token
  * at the real shape, and the recurrent and convolution state in float32, whatever the length. */
 #include <stdlib.h>
 #include <string.h>

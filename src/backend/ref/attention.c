@@ -1,4 +1,4 @@
-/* Gated full attention (spec/model.md 4.1), every fourth layer. Eight query heads share one key and
+/* Gated full attention (docs/model.md), every fourth layer. Eight query heads share one key and
  * value head; keys and values of all earlier tokens are kept. */
 #include "backend/ref/ref.h"
 

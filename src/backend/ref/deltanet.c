@@ -1,4 +1,4 @@
-/* Gated DeltaNet (spec/model.md 4.2), three layers of four: linear attention whose memory is one
+/* Gated DeltaNet (docs/model.md), three layers of four: linear attention whose memory is one
  * 128 x 128 matrix S per value head, however long the text. A token first lets S fade, then
  * corrects it so that its key recalls its value, then reads it with its query. */
 #include <string.h>

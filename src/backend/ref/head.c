@@ -1,4 +1,4 @@
-/* Both ends of the model (spec/model.md 3): a token's row of the embedding, neither scaled nor
+/* Both ends of the model (docs/model.md): a token's row of the embedding, neither scaled nor
  * given a position, and the scores of all tokens. The two matrices are not tied. */
 #include "backend/ref/ref.h"
 

@@ -1,4 +1,4 @@
-/* Mixture of experts (spec/model.md 4.6), in every layer: a router chooses a few small networks per
+/* Mixture of experts (docs/model.md), in every layer: a router chooses a few small networks per
  * token; one shared network always runs, scaled by a gate of its own. */
 #include "backend/ref/ref.h"
 

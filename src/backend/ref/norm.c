@@ -1,4 +1,4 @@
-/* Norms (spec/model.md 2 and 3), and the softmax of attention and router. Sums are added in double.
+/* Norms (docs/model.md), and the softmax of attention and router. Sums are added in double.
  */
 #include "backend/ref/ref.h"
 

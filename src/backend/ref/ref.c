@@ -1,4 +1,4 @@
-/* The step: one token in, one row of logits out (spec/model.md 3). Read this file first. */
+/* The step: one token in, one row of logits out (docs/model.md). Read this file first. */
 #include "backend/ref/ref.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Rotary positions (spec/model.md 4.1). Only the first rotary_dim dimensions of a head turn, as
+/* Rotary positions (docs/model.md). Only the first rotary_dim dimensions of a head turn, as
  * rotary_dim / 2 planes; plane i is spanned by dimensions i and i + rotary_dim / 2. Text has one
  * position per token, so the model's three interleaved position sections all read the same number
  * and this is plain RoPE. */

@@ -1,4 +1,4 @@
-/* What a sequence remembers (spec/model.md 4.3): KV rows per position, recurrent and convolution
+/* What a sequence remembers (docs/model.md): KV rows per position, recurrent and convolution
  * state of a fixed size. All of it is float32. */
 #include <stdlib.h>
 #include <string.h>
