@@ -66,7 +66,7 @@ static const char *errno_remedy(int errno_value) {
     switch (errno_value) {
     case ENOENT:
     case ENOTDIR:
-        return "check the path; folders are not made on the way";
+        return "check the path; its folder must exist";
     case EACCES:
     case EPERM:
         return "check the permissions of file and folder";

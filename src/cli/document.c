@@ -23,9 +23,11 @@ static bool counts_bytes(const struct view *v, const char *name) {
     return false;
 }
 
-/* Underscores are for programs. */
+/* Underscores are for programs, and so is "_bytes": the value is shown with its unit. */
 static void format_name(char *out, size_t room, const char *name) {
-    snprintf(out, room, "%s", name);
+    const char *unit = strstr(name, "_bytes");
+    int shown = unit && !unit[6] ? (int)(unit - name) : (int)strlen(name);
+    snprintf(out, room, "%.*s", shown, name);
     for (char *p = out; *p; p++)
         if (*p == '_') *p = ' ';
 }

@@ -20,7 +20,8 @@ int cmd_inspect(int argc, char **argv) {
         .operands = "[PATH]",
         .summary = "what a checkpoint is and whether it fits",
         .about = "PATH is a folder or a packed file; without it the stand-in inside the program is "
-                 "shown. Reads headers, not weights. Exit status 1: this program cannot run it.",
+                 "shown. Of a folder it reads headers, scales and small tensors, of a packed file "
+                 "everything, to compare its checksums. Exit status 1: this program cannot run it.",
         .example = "lily inspect Qwen3.6-35B-A3B-4bit",
         USAGE_OPTIONS(options),
         .max_operands = 1,

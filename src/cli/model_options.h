@@ -14,11 +14,14 @@ struct model_options {
     bool keep_bf16, verbose, json;
 };
 
-/* Entries of a command's option table; o points to a struct model_options. */
-#define MODEL_OPTIONS(o)                                                                           \
+/* Entries of a command's option table; o points to a struct model_options. A command that runs no
+ * step takes the path alone. */
+#define MODEL_PATH_OPTION(o)                                                                       \
     OPT_GROUP("model"),                                                                            \
         OPT(NAME, "model", 'm', &(o)->model, "PATH",                                               \
-            "checkpoint folder or packed file; without it the small stand-in inside the program"), \
+            "checkpoint folder or packed file; without it the small stand-in inside the program")
+#define MODEL_OPTIONS(o)                                                                           \
+    MODEL_PATH_OPTION(o),                                                                          \
         OPT(NAME, "backend", 0, &(o)->backend, "NAME",                                             \
             "auto or one that the doctor command lists"),                                          \
         OPT_RANGE(INT, "threads", &(o)->threads, "N", 0, 1024,                                     \

@@ -141,7 +141,7 @@ int cmd_tokenize(int argc, char **argv) {
         OPT_FLAG("preserve-thinking", 0, &o.preserve_thinking,
                  "with --chat: keep the reasoning of earlier turns"),
         OPT_FLAG("text", 0, &o.text, "with --chat: print the rendered text, not its tokens"),
-        MODEL_OPTIONS(&o.model),
+        MODEL_PATH_OPTION(&o.model),
         JSON_OPTION(&o.model.json),
     };
     const struct usage usage = {

@@ -462,7 +462,7 @@ static void wrong_calls_are_refused_and_harmless(void **state) {
     rig_close(&r);
 }
 
-/* docs/model.md, in float32: sizes follow from the shape alone. */
+/* Sizes follow from the shape alone; the reference keeps everything in float32 (docs/model.md). */
 static void real_shape_has_the_published_sizes(void **state) {
     (void)state;
     struct weights w = {.shape = &shape_qwen36_35b_a3b, .layers = 40};

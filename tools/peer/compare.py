@@ -8,7 +8,7 @@
 The two alternate, A B A B, so that whatever else the machine does meets both; medians and the ratio
 of medians are reported, and every single value is kept. Make the files with
 
-    lily synth --shape qwen3.6-35b-a3b --layers 8 CUT.lily        synth_gguf.py CUT.gguf --layers 8"""
+    lily synth --layers 8 --packed CUT.lily        synth_gguf.py CUT.gguf --layers 8"""
 import argparse
 import json
 import os
