@@ -186,6 +186,9 @@ int engine_assemble(const lily_engine_options *options, const struct engine_part
         return rc;
     }
     e->ckpt = parts->ckpt;
+    struct backend_stats stats = {0};
+    e->backend->stats(e->model, &stats);
+    if (stats.device[0]) snprintf(e->device, sizeof e->device, "%s", stats.device);
     engine_log(e, "backend: %s on %s, context of %d tokens: %s", e->backend->name, e->device,
                e->context, e->reason);
     *out = e;

@@ -425,6 +425,13 @@ def test_bench_rows(lily, standin):
         assert row["digest"] in table.stdout
 
 
+@pytest.mark.parametrize("threads, shown", [(1, "1 thread,"), (3, "3 threads,")])
+def test_device_names_the_threads_in_use(lily, standin, threads, shown):
+    words = ["-p", "1", "-n", "1", "-d", "0", "-r", "1", "--threads", threads, "--json"]
+    rows = document(lily("bench", "-m", standin, *words))
+    assert all(shown in row["device"] for row in rows)
+
+
 def test_bench_beyond_context(lily, standin):
     done = lily("bench", "-m", standin, "-p", "200", "-n", "1", "-d", "0", "-r", "1", "--ctx", 64)
     assert done.returncode == FAILED and done.stderr.startswith("lily: ")

@@ -220,6 +220,30 @@ static void set_sizes(struct backend_model *m) {
     m->spans = (o->max_context + SPAN - 1) / SPAN;
 }
 
+/* The processor's own name for itself. */
+static void device_name(char *out, size_t size) {
+    snprintf(out, size, "CPU");
+#ifdef __linux__
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    char line[256];
+    while (f && fgets(line, sizeof line, f)) {
+        if (strncmp(line, "model name", 10) != 0) continue;
+        char *name = strchr(line, ':');
+        line[strcspn(line, "\n")] = 0;
+        if (name) snprintf(out, size, "%.80s", name + 2);
+        break;
+    }
+    if (f) fclose(f);
+#endif
+}
+
+/* "AMD EPYC, 2 threads, avx512-vnni" */
+static void describe(int32_t threads, const struct kernels *k, char *out, size_t size) {
+    char name[96];
+    device_name(name, sizeof name);
+    snprintf(out, size, "%s, %d thread%s, %s", name, threads, threads == 1 ? "" : "s", k->name);
+}
+
 int cpu_open_with(const struct kernels *k, const struct weights *w,
                   const struct backend_options *options, struct backend_model **out,
                   lily_err *err) {
@@ -241,6 +265,7 @@ int cpu_open_with(const struct kernels *k, const struct weights *w,
         return rc;
     }
     prepare_constants(m);
+    describe(cpu_pool_threads(m->pool), k, m->device, sizeof m->device);
     *out = m;
     return LILY_OK;
 }
@@ -250,31 +275,10 @@ static int cpu_open(const struct weights *w, const struct backend_options *optio
     return cpu_open_with(kernels_usable()[0], w, options, out, err);
 }
 
-/* The processor's own name for itself. */
-static void device_name(char *out, size_t size) {
-    snprintf(out, size, "CPU");
-#ifdef __linux__
-    FILE *f = fopen("/proc/cpuinfo", "r");
-    char line[256];
-    while (f && fgets(line, sizeof line, f)) {
-        if (strncmp(line, "model name", 10) != 0) continue;
-        char *name = strchr(line, ':');
-        line[strcspn(line, "\n")] = 0;
-        if (name) snprintf(out, size, "%.80s", name + 2);
-        break;
-    }
-    if (f) fclose(f);
-#endif
-}
-
 static void cpu_probe(struct backend_probe *out) {
-    char name[96];
     const struct kernels *const *k = kernels_usable();
-    device_name(name, sizeof name);
-    int32_t cores = cpu_pool_physical_cores();
     out->usable = true;
-    snprintf(out->device, sizeof out->device, "%s, %d thread%s, %s", name, cores,
-             cores == 1 ? "" : "s", k[0]->name);
+    describe(cpu_pool_physical_cores(), k[0], out->device, sizeof out->device);
     snprintf(out->reason, sizeof out->reason,
              "runs on any processor; the fastest kernels this one "
              "has are %s (%s)",
@@ -316,6 +320,7 @@ static void cpu_stats(const struct backend_model *m, struct backend_stats *out) 
         .kv_bytes_per_depth = cpu_kv_bytes(m, 1),
     };
     snprintf(out->kernels, sizeof out->kernels, "%s", m->k->name);
+    snprintf(out->device, sizeof out->device, "%s", m->device);
 }
 
 const struct backend backend_cpu = {

@@ -89,6 +89,7 @@ struct backend_model {
     const struct weights *w; /* the caller's, outlives the model */
     struct backend_options options;
     const struct kernels *k;
+    char device[128]; /* processor, threads and kernels, for people */
     struct cpu_pool *pool;
     int32_t attention_layers, gdn_layers;
     int32_t sessions;   /* open now */
