@@ -406,8 +406,13 @@ static int synth_packed(const struct ckpt_synth_options *o, const struct shape *
 int ckpt_synth(const char *out, const struct ckpt_synth_options *options, lily_err *err) {
     const struct shape *shape = shape_find(options->shape ? options->shape : "mini");
     if (!shape) {
-        return ERR(err, LILY_EINVAL, "shape: found %.60s, expected %s or %s; choose one of them",
-                   options->shape, shape_all[0]->name, shape_all[1]->name);
+        char names[256] = "";
+        size_t used = 0;
+        for (int i = 0; shape_all[i] && used < sizeof names; i++)
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? " or " : "",
+                                     shape_all[i]->name);
+        return ERR(err, LILY_EINVAL, "shape: found %.60s, expected %s; choose one of them",
+                   options->shape, names);
     }
     int32_t layers = options->layers ? options->layers : shape->layers;
     if (layers < 0 || layers % shape->attention_every != 0 || layers > shape->layers) {
