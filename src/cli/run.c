@@ -117,6 +117,12 @@ static int run(struct run_options *o, struct run_work *w, lily_err *err) {
         int status = print_json(printout_json(&w->answer, w->engine, &result));
         if (status) return status;
     }
+    /* Nothing on standard output is no fault of the program: the tokens went into the reasoning. */
+    if (!o->model.json && result.finish == LILY_FINISH_LENGTH && !w->answer.content.len &&
+        json_array_size(w->answer.calls) == 0)
+        fputs("lily: answer: the length limit was reached before it began; give more --max-tokens, "
+              "or --no-think\n",
+              stderr);
     if (o->stats || (isatty(STDERR_FILENO) && !o->model.json))
         print_statistics(stderr, &w->answer, w->engine, &result);
     return interrupted() ? 128 + interrupted() : EXIT_OK;

@@ -165,6 +165,12 @@ def test_run_streams_only_the_answer(ask):
     assert plain.stdout.strip("\n") == doc["text"].strip("\n")
 
 
+def test_an_answer_that_never_began_is_explained(ask):
+    done = ask("--max-tokens", 1, "--seed", 1, "Say hello.")
+    assert done.returncode == OK and not done.stdout.strip()
+    assert "--max-tokens" in done.stderr and "--no-think" in done.stderr
+
+
 def test_run_statistics(ask):
     done = ask("--stats", "--no-think", "--max-tokens", 8, "--seed", 1, "Say hello.")
     assert re.fullmatch(r"prompt \d+ tokens \(0 cached\) [\d.]+ tok/s, answer \d+ tokens "
