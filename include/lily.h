@@ -3,6 +3,7 @@
  *     lily_engine *engine;
  *     lily_session *session;
  *     lily_tokens prompt = {0};
+ *     lily_result result;
  *     lily_err err;
  *     lily_engine_options options = {0};                // the embedded stand-in, best backend
  *     if (lily_engine_open(&options, &engine, &err)) die(err.msg);
