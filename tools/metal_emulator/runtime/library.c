@@ -1,0 +1,272 @@
+/* Source text to pipelines: MTLCompileOptions, MTLLibrary, MTLFunctionConstantValues, MTLFunction,
+ * MTLComputePipelineState. The work is the executor's; here are the API's own rules. */
+#include "internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct compile_options {
+    struct objc_object object;
+    NSUInteger version;
+    bool version_set, math_set, math_safe;
+};
+
+static void set_error(id *error, NSInteger code, const char *text) {
+    if (error) *error = emu_autorelease(emu_error_new(code, text));
+}
+
+/* ---- Compile options ---- */
+
+static id options_new(id class, SEL selector) {
+    (void)class;
+    (void)selector;
+    return emu_new(&emu_options_class);
+}
+
+static void options_set_version(id self, SEL selector, NSUInteger version) {
+    (void)selector;
+    ((struct compile_options *)self)->version = version;
+    ((struct compile_options *)self)->version_set = true;
+}
+
+static void options_set_math(id self, SEL selector, NSInteger mode) {
+    (void)selector;
+    ((struct compile_options *)self)->math_set = true;
+    ((struct compile_options *)self)->math_safe = mode == MTLMathModeSafe;
+}
+
+static void options_set_fast_math(id self, SEL selector, bool enabled) {
+    options_set_math(self, selector, enabled ? MTLMathModeFast : MTLMathModeSafe);
+}
+
+static const struct emu_method options_class_methods[] = {
+    EMU_METHOD("new", options_new),
+    EMU_METHODS_END,
+};
+static const struct emu_method options_methods[] = {
+    EMU_METHOD("setLanguageVersion:", options_set_version),
+    EMU_METHOD("setMathMode:", options_set_math),
+    EMU_METHOD("setFastMathEnabled:", options_set_fast_math),
+    EMU_METHODS_END,
+};
+struct objc_class emu_options_class = {
+    .object.isa = &emu_metaclass,
+    .name = "MTLCompileOptions",
+    .size = sizeof(struct compile_options),
+    .methods = options_methods,
+    .class_methods = options_class_methods,
+};
+
+/* ---- Library ---- */
+
+id emu_device_new_library(id device, SEL selector, id source, id options, id *error) {
+    (void)device;
+    (void)selector;
+    if (!emu_expect(source, &emu_string_class, "a library's source")) return NULL;
+    const struct compile_options *chosen = (struct compile_options *)options;
+    if (!chosen || !chosen->version_set) {
+        emu_find(METAL_EMU_COMPILE_OPTIONS, "no language version: it would follow the system's");
+    }
+    if (!chosen || !chosen->math_set || !chosen->math_safe) {
+        emu_find(METAL_EMU_COMPILE_OPTIONS, "the math mode is not safe (the default is fast)");
+    }
+    if (chosen && chosen->version >= MTLLanguageVersion4_0 && !emu_options.profile.metal4) {
+        set_error(error, 1, "language version 4.0 is not supported by this system");
+        return NULL;
+    }
+    char *message = calloc(1, MSL_MESSAGE_MAX);
+    if (!message) abort();
+    msl_library *compiled = NULL;
+    msl_compile_options compile = {.checked = emu_options.checked,
+                                   .contract = emu_options.contract,
+                                   .cache_dir = emu_options.cache_dir};
+    struct emu_library *library = NULL;
+    if (msl_library_compile(emu_text(source), &compile, &compiled, message) == 0) {
+        library = emu_new(&emu_library_class);
+        library->library = compiled;
+    } else {
+        set_error(error, 3, message);
+    }
+    free(message);
+    return (id)library;
+}
+
+static void library_dealloc(id self) {
+    msl_library_free(((struct emu_library *)self)->library);
+}
+
+static id new_function(struct emu_library *library, id name, struct emu_constants *constants) {
+    const msl_kernel *kernel = msl_library_find(library->library, emu_text(name));
+    if (!kernel) return NULL;
+    struct emu_function *function = emu_new(&emu_function_class);
+    function->library = library;
+    objc_retain(&library->object);
+    function->kernel = kernel;
+    if (constants) {
+        function->constants = malloc(sizeof *constants);
+        if (!function->constants) abort();
+        memcpy(function->constants->values, constants->values, sizeof constants->values);
+    }
+    return &function->object;
+}
+
+static id library_function(id self, SEL selector, id name) {
+    (void)selector;
+    return new_function((struct emu_library *)self, name, NULL);
+}
+
+static id library_specialised(id self, SEL selector, id name, id constants, id *error) {
+    (void)selector;
+    id function = new_function((struct emu_library *)self, name, (struct emu_constants *)constants);
+    if (!function) set_error(error, 2, "the library has no function of that name");
+    return function;
+}
+
+static const struct emu_method library_methods[] = {
+    EMU_METHOD("newFunctionWithName:", library_function),
+    EMU_METHOD("newFunctionWithName:constantValues:error:", library_specialised),
+    EMU_METHODS_END,
+};
+struct objc_class emu_library_class = {
+    .object.isa = &emu_metaclass,
+    .name = "MTLLibrary",
+    .size = sizeof(struct emu_library),
+    .methods = library_methods,
+    .dealloc = library_dealloc,
+};
+
+/* ---- Function constants ---- */
+
+static id constants_new(id class, SEL selector) {
+    (void)class;
+    (void)selector;
+    return emu_new(&emu_constants_class);
+}
+
+static uint32_t type_size(NSUInteger type) {
+    switch (type) {
+    case MTLDataTypeFloat:
+    case MTLDataTypeInt:
+    case MTLDataTypeUInt:
+        return 4;
+    case MTLDataTypeShort:
+    case MTLDataTypeUShort:
+        return 2;
+    case MTLDataTypeBool:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+static void constants_set(id self, SEL selector, const void *value, NSUInteger type,
+                          NSUInteger index) {
+    (void)selector;
+    struct emu_constants *constants = (struct emu_constants *)self;
+    uint32_t size = type_size(type);
+    if (size == 0 || index >= 64) {
+        emu_find(METAL_EMU_CONSTANT, "type %lu at index %lu is not known here", type, index);
+        return;
+    }
+    memcpy(constants->values[index].bytes, value, size);
+    constants->values[index].size = size;
+    constants->values[index].set = true;
+}
+
+static const struct emu_method constants_class_methods[] = {
+    EMU_METHOD("new", constants_new),
+    EMU_METHODS_END,
+};
+static const struct emu_method constants_methods[] = {
+    EMU_METHOD("setConstantValue:type:atIndex:", constants_set),
+    EMU_METHODS_END,
+};
+struct objc_class emu_constants_class = {
+    .object.isa = &emu_metaclass,
+    .name = "MTLFunctionConstantValues",
+    .size = sizeof(struct emu_constants),
+    .methods = constants_methods,
+    .class_methods = constants_class_methods,
+};
+
+/* ---- Functions and pipelines ---- */
+
+static void function_dealloc(id self) {
+    struct emu_function *function = (struct emu_function *)self;
+    free(function->constants);
+    objc_release(&function->library->object);
+}
+
+static const struct emu_method no_methods[] = {EMU_METHODS_END};
+struct objc_class emu_function_class = {
+    .object.isa = &emu_metaclass,
+    .name = "MTLFunction",
+    .size = sizeof(struct emu_function),
+    .methods = no_methods,
+    .dealloc = function_dealloc,
+};
+
+id emu_device_new_pipeline(id device, SEL selector, struct emu_function *function, id *error) {
+    (void)device;
+    (void)selector;
+    if (!emu_expect((id)function, &emu_function_class, "a pipeline's function")) return NULL;
+    msl_constant_value values[64];
+    size_t count = 0;
+    for (uint32_t i = 0; function->constants && i < 64; i++) {
+        if (!function->constants->values[i].set) continue;
+        values[count++] = (msl_constant_value){.index = i,
+                                               .size = function->constants->values[i].size,
+                                               .value = function->constants->values[i].bytes};
+    }
+    char *message = calloc(1, MSL_MESSAGE_MAX);
+    if (!message) abort();
+    msl_pipeline *made = NULL;
+    struct emu_pipeline *pipeline = NULL;
+    if (msl_pipeline_create(function->library->library, function->kernel->name, values, count,
+                            &made, message) == 0) {
+        pipeline = emu_new(&emu_pipeline_class);
+        pipeline->pipeline = made;
+        pipeline->kernel = function->kernel;
+        pipeline->library = function->library;
+        objc_retain(&function->library->object);
+        pipeline->max_threads = function->kernel->max_threads;
+        if (emu_options.pipeline_threads && emu_options.pipeline_threads < pipeline->max_threads) {
+            pipeline->max_threads = emu_options.pipeline_threads;
+        }
+    } else {
+        set_error(error, 3, message);
+    }
+    free(message);
+    return (id)pipeline;
+}
+
+static void pipeline_dealloc(id self) {
+    struct emu_pipeline *pipeline = (struct emu_pipeline *)self;
+    msl_pipeline_free(pipeline->pipeline);
+    objc_release(&pipeline->library->object);
+}
+
+static NSUInteger pipeline_max_threads(id self, SEL selector) {
+    (void)selector;
+    return ((struct emu_pipeline *)self)->max_threads;
+}
+
+static NSUInteger pipeline_simd_width(id self, SEL selector) {
+    (void)self;
+    (void)selector;
+    return MSL_SIMD_WIDTH;
+}
+
+static const struct emu_method pipeline_methods[] = {
+    EMU_METHOD("maxTotalThreadsPerThreadgroup", pipeline_max_threads),
+    EMU_METHOD("threadExecutionWidth", pipeline_simd_width),
+    EMU_METHODS_END,
+};
+struct objc_class emu_pipeline_class = {
+    .object.isa = &emu_metaclass,
+    .name = "MTLComputePipelineState",
+    .size = sizeof(struct emu_pipeline),
+    .methods = pipeline_methods,
+    .dealloc = pipeline_dealloc,
+};
