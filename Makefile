@@ -56,7 +56,7 @@ FUZZ  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.
 
 # Objects of tests are kept, so that a second run compiles nothing.
 .SECONDARY:
-.PHONY: help deps all core demo test tests unit e2e check format fuzz clean
+.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal-emulator
 help:
 	@echo "make demo   install what is missing, build, answer a prompt with the embedded stand-in"
 	@echo "make test   install what is missing, build, run all tests"
@@ -87,6 +87,8 @@ e2e: $(BUILD)/lily $(BUILD)/lily-core $(BUILD)/fake-serve $(BUILD)/tests/text_dr
 	@$(PYTHON) -m pytest -q -rs tests/e2e --lily=$(BUILD)/lily --reference=$(REFERENCE)
 check:
 	@tools/check.sh
+metal-emulator:
+	@$(PYTHON) -B -m pytest -q -rs tests/metal_emulator
 fuzz: $(FUZZ)
 	@tests/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ)
 format:
