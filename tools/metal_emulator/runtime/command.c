@@ -256,7 +256,6 @@ static void event_set_value(id self, SEL selector, uint64_t value) {
                  event->value);
     }
     event->value = value;
-    emu_gpu_wake();
     emu_unlock();
 }
 

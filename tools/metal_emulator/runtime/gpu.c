@@ -2,6 +2,7 @@
  * at a time, inside whichever call of the host lets it. */
 #include "internal.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -300,28 +301,22 @@ void emu_gpu_submit(struct emu_command_buffer *commands) {
 
 /* ---- Waiting for another thread of the host ---- */
 
-static bool several_threads; /* has a second thread ever called? */
-
-static void note_thread(void) {
-    static pthread_t first;
-    static bool known;
-    if (!known) first = pthread_self();
-    known = true;
-    if (!pthread_equal(first, pthread_self())) several_threads = true;
+static bool only_thread(void) {
+    DIR *tasks = opendir("/proc/self/task");
+    if (!tasks) return false;
+    int count = 0;
+    for (struct dirent *entry; (entry = readdir(tasks));) count += entry->d_name[0] != '.';
+    closedir(tasks);
+    return count == 1;
 }
 
-void emu_gpu_wake(void) {
-    note_thread();
-}
-
-/* Works until `done`, the lock held; false when nothing more can happen. Where the host has one
- * thread only, that is known at once; otherwise others get `hang_ms` to commit or signal. */
+/* Works until `done`, the lock held; false when nothing more can happen. Where the process has
+ * one thread only, that is known at once; otherwise others get `hang_ms` to commit or signal. */
 bool emu_gpu_run_until(bool (*done)(const void *context), const void *context, uint32_t hang_ms) {
-    note_thread();
     double deadline = now() + 1e-3 * hang_ms;
     while (!done(context)) {
         if (step_any()) continue;
-        if (!several_threads || now() >= deadline) return false;
+        if (only_thread() || now() >= deadline) return false;
         emu_unlock();
         usleep(1000);
         emu_lock();

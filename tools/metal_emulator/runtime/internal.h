@@ -249,7 +249,6 @@ void emu_dispatch_free(struct emu_dispatch *dispatch);
 void emu_gpu_submit(struct emu_command_buffer *commands);
 bool emu_gpu_run_until(bool (*done)(const void *context), const void *context, uint32_t hang_ms);
 void emu_gpu_poll(void);
-void emu_gpu_wake(void); /* an event changed from the CPU */
 void emu_gpu_fail(struct emu_command_buffer *commands, NSInteger code, const char *text);
 void emu_queue_link(struct emu_queue *queue);
 void emu_queue_unlink(struct emu_queue *queue);
