@@ -85,7 +85,8 @@ def test_line_and_offset() -> None:
     a = np.zeros(8, np.float32)
     report = Library(text).run("f", (8,), (8,), {3: a})
     (fault,) = report.faults
-    assert (fault.kind, fault.line, fault.buffer) == ("OUT_OF_BOUNDS", 6, -2)
+    assert (fault.kind, fault.line, fault.buffer) == ("OUT_OF_BOUNDS", 6, 3)
+    assert fault.offset == 36
 
 
 def _small(body: str, parameters: str = "") -> str:

@@ -193,6 +193,20 @@ void access_region(Region &region, uintptr_t address, size_t size, bool write, b
     }
 }
 
+// The buffer that an index too high or too low most likely meant; none when all are far away.
+Place nearest_buffer(uintptr_t address) {
+    Place place = {-2, address};
+    uintptr_t best = 4096;
+    for (const Region &region : regions) {
+        uintptr_t gap = address >= region.end ? address - region.end : region.begin - address;
+        if (region.windows.empty() || gap >= best) continue;
+        best = gap;
+        int index = region.space == space_device ? (int)region.windows.front().index : -1;
+        place = {index, address - region.begin};
+    }
+    return place;
+}
+
 void access_elsewhere(uintptr_t address, size_t size, bool write, const void *site) {
     uintptr_t begin = (uintptr_t)machine.image->begin, end = (uintptr_t)machine.image->end;
     uintptr_t rounds = (uintptr_t)machine.simdgroups.data();
@@ -204,8 +218,8 @@ void access_elsewhere(uintptr_t address, size_t size, bool write, const void *si
                 add_fault(MSL_FAULT_CONSTANT_MISSING, site, {-2, 0}, "read");
         return;
     }
-    out_of_bounds({-2, address}, write ? "write outside every buffer" : "read outside every buffer",
-                  site);
+    out_of_bounds(nearest_buffer(address),
+                  write ? "write outside every buffer" : "read outside every buffer", site);
 }
 
 void add_region(uintptr_t begin, size_t size, Space space, std::vector<Window> windows) {
