@@ -43,7 +43,7 @@ typedef void (*lily_log_fn)(void *arg, const char *line);
 typedef struct lily_engine_options {
     const char *model;         /* folder or packed file; NULL: the embedded stand-in */
     const char *backend;       /* "cpu", "ref", ...; NULL or "auto": the best that is usable */
-    int32_t threads;           /* 0: one per physical core */
+    int32_t threads;           /* 0: one per physical core, fewer for small models */
     int32_t context;           /* tokens a session may hold; 0: 32,768 or what fits */
     int32_t max_sessions;      /* 0: 1 */
     bool keep_bf16;            /* run an unquantised folder as it is (ref only) */

@@ -22,7 +22,7 @@ struct backend_session; /* one sequence: KV cache, recurrent and convolution sta
 enum { BACKEND_GRID = 64 };
 
 struct backend_options {
-    int32_t threads;      /* CPU threads, 0: one per physical core */
+    int32_t threads;      /* CPU threads, 0: as many as are worth it */
     int32_t max_sessions; /* sessions open at once */
     int32_t max_context;  /* tokens of the largest session */
     /* When set, receives every stage's output rows (tests; slow). layer is -1 outside layers. */

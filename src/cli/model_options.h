@@ -25,7 +25,7 @@ struct model_options {
         OPT(NAME, "backend", 0, &(o)->backend, "NAME",                                             \
             "auto or one that the doctor command lists"),                                          \
         OPT_RANGE(INT, "threads", &(o)->threads, "N", 0, 1024,                                     \
-                  "CPU threads; 0: one per physical core"),                                        \
+                  "CPU threads; 0: one per core, fewer for small models"),                         \
         OPT_RANGE(INT, "ctx", &(o)->context, "N", 0, 1 << 20,                                      \
                   "tokens of context; 0: what the command needs or the machine holds"),            \
         OPT_FLAG("keep-bf16", 0, &(o)->keep_bf16,                                                  \

@@ -244,6 +244,44 @@ static void describe(int32_t threads, const struct kernels *k, char *out, size_t
     snprintf(out, size, "%s, %d thread%s, %s", name, threads, threads == 1 ? "" : "s", k->name);
 }
 
+static uint64_t mat_bytes(const struct mat *m) {
+    uint64_t groups = (uint64_t)m->rows * (uint64_t)(m->cols / GROUP);
+    return (uint64_t)m->rows * mat_row_bytes(m) + (m->scales ? 4 * groups : 0);
+}
+
+/* Bytes of weights that one token reads in a layer: top_k of the experts. */
+static uint64_t layer_bytes(const struct weights *w, int32_t l) {
+    const struct attention_weights *a = &w->layer[l].attention;
+    const struct deltanet_weights *d = &w->layer[l].deltanet;
+    const struct moe_weights *e = &w->layer[l].moe;
+    uint64_t routed = mat_bytes(&e->gate[0]) + mat_bytes(&e->up[0]) + mat_bytes(&e->down[0]);
+    uint64_t bytes = (uint64_t)w->shape->top_k * routed + mat_bytes(&e->router) +
+                     mat_bytes(&e->shared_gate_proj) + mat_bytes(&e->shared_up_proj) +
+                     mat_bytes(&e->shared_down_proj) + mat_bytes(&e->shared_gate);
+    if (shape_is_attention(w->shape, l)) {
+        return bytes + mat_bytes(&a->q_proj) + mat_bytes(&a->k_proj) + mat_bytes(&a->v_proj) +
+               mat_bytes(&a->o_proj);
+    }
+    return bytes + mat_bytes(&d->in_proj_qkv) + mat_bytes(&d->in_proj_z) +
+           mat_bytes(&d->in_proj_b) + mat_bytes(&d->in_proj_a) + mat_bytes(&d->out_proj);
+}
+
+/* Bytes of weights that one token reads, without norms and convolution taps (0.2 % of it). */
+static uint64_t token_bytes(const struct weights *w) {
+    uint64_t bytes = mat_bytes(&w->lm_head) + mat_bytes(&w->embed) / (uint64_t)w->embed.rows;
+    for (int32_t l = 0; l < w->layers; l++) bytes += layer_bytes(w, l);
+    return bytes;
+}
+
+/* One thread per physical core, but none with so little to read that the barriers of a step cost
+ * more than the reading they divide, as with the stand-in. */
+static int32_t default_threads(const struct weights *w) {
+    enum { BYTES_A_THREAD = 8 << 20 };
+    uint64_t worth = token_bytes(w) / BYTES_A_THREAD;
+    uint64_t cores = (uint64_t)cpu_pool_physical_cores();
+    return worth < 1 ? 1 : (int32_t)(worth < cores ? worth : cores);
+}
+
 int cpu_open_with(const struct kernels *k, const struct weights *w,
                   const struct backend_options *options, struct backend_model **out,
                   lily_err *err) {
@@ -257,7 +295,7 @@ int cpu_open_with(const struct kernels *k, const struct weights *w,
     m->k = k;
     m->options = *options;
     set_sizes(m);
-    int32_t threads = options->threads > 0 ? options->threads : cpu_pool_physical_cores();
+    int32_t threads = options->threads > 0 ? options->threads : default_threads(w);
     rc = allocate(m, threads, err);
     if (rc == LILY_OK) rc = cpu_pool_new(threads, &m->pool, err);
     if (rc != LILY_OK) {
@@ -285,38 +323,14 @@ static void cpu_probe(struct backend_probe *out) {
              k[0]->name, k[0]->why);
 }
 
-static uint64_t mat_bytes(const struct mat *m) {
-    uint64_t groups = (uint64_t)m->rows * (uint64_t)(m->cols / GROUP);
-    return (uint64_t)m->rows * mat_row_bytes(m) + (m->scales ? 4 * groups : 0);
-}
-
-/* Bytes of weights that one token reads in a layer: top_k of the experts. */
-static uint64_t layer_bytes(const struct weights *w, int32_t l) {
-    const struct attention_weights *a = &w->layer[l].attention;
-    const struct deltanet_weights *d = &w->layer[l].deltanet;
-    const struct moe_weights *e = &w->layer[l].moe;
-    uint64_t routed = mat_bytes(&e->gate[0]) + mat_bytes(&e->up[0]) + mat_bytes(&e->down[0]);
-    uint64_t bytes = (uint64_t)w->shape->top_k * routed + mat_bytes(&e->router) +
-                     mat_bytes(&e->shared_gate_proj) + mat_bytes(&e->shared_up_proj) +
-                     mat_bytes(&e->shared_down_proj) + mat_bytes(&e->shared_gate);
-    if (shape_is_attention(w->shape, l)) {
-        return bytes + mat_bytes(&a->q_proj) + mat_bytes(&a->k_proj) + mat_bytes(&a->v_proj) +
-               mat_bytes(&a->o_proj);
-    }
-    return bytes + mat_bytes(&d->in_proj_qkv) + mat_bytes(&d->in_proj_z) +
-           mat_bytes(&d->in_proj_b) + mat_bytes(&d->in_proj_a) + mat_bytes(&d->out_proj);
-}
-
-/* bytes_per_token leaves out norms and convolution taps, 0.2 % of it; the state is written too. */
+/* The state, read here, is written too. */
 static void cpu_stats(const struct backend_model *m, struct backend_stats *out) {
     const struct weights *w = m->w;
-    uint64_t read = mat_bytes(&w->lm_head) + mat_bytes(&w->embed) / (uint64_t)w->embed.rows;
-    for (int32_t l = 0; l < w->layers; l++) read += layer_bytes(w, l);
     *out = (struct backend_stats){
         .weight_bytes = w->bytes,
         .session_bytes = cpu_session_bytes(m, m->options.max_context),
         .scratch_bytes = m->block_bytes,
-        .bytes_per_token = read + cpu_state_bytes(m),
+        .bytes_per_token = token_bytes(w) + cpu_state_bytes(m),
         .kv_bytes_per_depth = cpu_kv_bytes(m, 1),
     };
     snprintf(out->kernels, sizeof out->kernels, "%s", m->k->name);
