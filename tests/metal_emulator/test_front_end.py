@@ -66,3 +66,14 @@ def test_address_space_mixed(name: str) -> None:
     )  # fmt: skip
     with pytest.raises(front_end.MslError, match="address space|cannot initialize"):
         front_end.check_address_spaces(text)
+
+
+def test_address_spaces_of_templates() -> None:
+    """A template kernel is instantiated by this pass as well."""
+    text = (
+        HEAD + "template <typename T> kernel void f(device T *a [[buffer(0)]]) {\n"
+        "    threadgroup T *p = a; a[0] = p[0]; }\n"
+        'template [[host_name("g")]] kernel void f<half>(device half *);\n'
+    )  # fmt: skip
+    with pytest.raises(front_end.MslError, match="address space|cannot initialize"):
+        front_end.check_address_spaces(text)

@@ -431,6 +431,9 @@ class Rewriter:
                 f"static metal::detail::KernelRegistration<&{function}, msl_parameters_{number}> "
                 f'msl_kernel_{number}("{host}", {count}, (unsigned)({kernel.max_threads}));',
             ]
+        lines.append("#else  // templates are only checked once something uses them")
+        for number, (_, function) in enumerate(self.module.entries):
+            lines.append(f"void msl_use_{number}() {{ (void)&{function}; }}")
         return "\n".join(lines + ["#endif", ""])
 
 

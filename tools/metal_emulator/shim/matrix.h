@@ -42,6 +42,11 @@ inline simdgroup_matrix<T, Rows, Columns> make_filled_simdgroup_matrix(T value) 
 }
 
 namespace detail {
+#ifdef MSL_CHECK_ADDRESS_SPACES
+template <class T, class U> inline constexpr bool same_element = true; // U has an address space
+#else
+template <class T, class U> inline constexpr bool same_element = is_same_v<T, U>;
+#endif
 inline ulong fragment_index(int i, ulong per_row, ulong2 origin, bool transpose) {
     FragmentPlace p = fragment_place(msl_lane());
     ulong row = (ulong)p.row, column = (ulong)(p.column + i);
@@ -53,14 +58,14 @@ inline ulong fragment_index(int i, ulong per_row, ulong2 origin, bool transpose)
 template <class T, class U>
 METAL_FUNC void simdgroup_load(simdgroup_matrix<T, 8, 8> &m, const U *p, ulong per_row = 8,
                                ulong2 origin = (ulong2)0, bool transpose = false) {
-    static_assert(is_same_v<T, __remove_cv(U)>, "simdgroup_load does not convert");
+    static_assert(detail::same_element<T, __remove_cv(U)>, "simdgroup_load does not convert");
     for (int i = 0; i < 2; i++)
         m.thread_elements()[i] = p[detail::fragment_index(i, per_row, origin, transpose)];
 }
 template <class T, class U>
 METAL_FUNC void simdgroup_store(const simdgroup_matrix<T, 8, 8> &m, U *p, ulong per_row = 8,
                                 ulong2 origin = (ulong2)0, bool transpose = false) {
-    static_assert(is_same_v<T, U>, "simdgroup_store does not convert");
+    static_assert(detail::same_element<T, U>, "simdgroup_store does not convert");
     for (int i = 0; i < 2; i++)
         p[detail::fragment_index(i, per_row, origin, transpose)] = m.thread_elements()[i];
 }
