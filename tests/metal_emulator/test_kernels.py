@@ -95,3 +95,37 @@ def test_reflection_and_usage() -> None:
     assert report.usage[1].bytes_read == 3 * 800  # once for each threadgroup
     assert (report.groups, report.threads, report.tg_static) == (3, 384, 1024)
     assert report.group_barriers == 3
+
+
+def test_ragged_grid() -> None:
+    """A grid that is no multiple of the group: the last threadgroups are smaller."""
+    text = (
+        "#include <metal_stdlib>\nusing namespace metal;\n"
+        "kernel void f(device uint4 *a [[buffer(0)]], uint2 p [[thread_position_in_grid]],\n"
+        "              uint2 size [[threads_per_threadgroup]], uint2 grid [[threads_per_grid]],\n"
+        "              uint2 full [[dispatch_threads_per_threadgroup]],\n"
+        "              ushort2 groups [[threadgroups_per_grid]]) {\n"
+        "    a[p.y * grid.x + p.x] = uint4(size, full.x, groups.x * 16 + groups.y);\n}\n"
+    )
+    a = np.zeros((3, 10, 4), np.uint32)
+    report = Library(text).run("f", (10, 3), (4, 2), {0: a}, seed=5)
+    assert report.faults == [] and (report.groups, report.threads) == (6, 30)
+    y, x = np.mgrid[0:3, 0:10]
+    assert np.array_equal(a[..., 0], np.where(x < 8, 4, 2))
+    assert np.array_equal(a[..., 1], np.where(y < 2, 2, 1))
+    assert np.all(a[..., 2] == 4) and np.all(a[..., 3] == 3 * 16 + 2)
+    assert report.usage[0].written == [(0, 480)]
+
+
+def test_order_follows_the_seed() -> None:
+    """Places handed out by an atomic differ between seeds, and repeat with the same one."""
+    text = cases.source("routing")
+    library, places = Library(text, checked=False), []
+    for seed in (0, 1, 1, 2):
+        expert, out = np.zeros(512, np.uint32), np.zeros(512, np.uint32)
+        buffers = {0: expert, 1: np.zeros(1, np.uint32), 2: out, 3: np.array([512], np.uint32)}
+        library.run("route", (512,), (64,), buffers, seed)
+        places.append(out)
+    assert np.array_equal(places[0], np.arange(512))
+    assert np.array_equal(places[1], places[2])
+    assert not np.array_equal(places[1], places[0]) and not np.array_equal(places[1], places[3])
