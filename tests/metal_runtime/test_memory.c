@@ -55,6 +55,26 @@ static void writes_in_flight(void **state) {
     expect_nothing();
 }
 
+/* Half done, waiting for an event: still in flight. */
+static void writes_between_encoders(void **state) {
+    (void)state;
+    volatile float *x = mtl_buffer_contents(host->x);
+    id event = mtl_new_shared_event(host->device);
+    host_begin(host, MTLDispatchTypeSerial);
+    host_copy(host, host->x, host->y, 0, 4);
+    mtl_end_encoding(host->encoder);
+    mtl_encode_wait(host->commands, event, 1);
+    mtl_commit(host->commands);
+    for (int i = 0; i < 4; i++) mtl_status(host->commands);
+    assert_true(((volatile float *)mtl_buffer_contents(host->y))[3] == 3); /* the copy ran */
+    x[0] = 5;
+    expect_findings(METAL_EMU_CPU_WRITE, 1);
+    mtl_event_set_value(event, 1);
+    mtl_wait_completed(host->commands);
+    objc_release(event);
+    expect_nothing();
+}
+
 static void mapped_memory(void **state) {
     (void)state;
     enum { LENGTH = 2 * 16384 };
@@ -96,13 +116,18 @@ static void overlapping_views(void **state) {
     host_copy(host, host->x, whole, 0, 8);
     host_commit(host);
     id first = host->commands;
+    page[0] = 1; /* opens the pages of the first view, then the second view closes one again */
+    expect_findings(METAL_EMU_CPU_WRITE, 1);
+    host_begin(host, MTLDispatchTypeConcurrent);
+    host_copy(host, half, host->y, 0, 8);
+    host_commit(host);
+    mtl_wait_completed(first);
+    mtl_wait_completed(host->commands);
+    expect_nothing();
     host_begin(host, MTLDispatchTypeConcurrent);
     host_copy(host, host->x, whole, 0, 8);
     host_copy(host, half, host->y, 0, 8); /* the same bytes under another name */
-    host_commit(host);
-    mtl_wait_completed(first);
-    expect_nothing();
-    mtl_wait_completed(host->commands);
+    host_run(host);
     expect_findings(METAL_EMU_HAZARD, 1);
     objc_release(whole);
     objc_release(half);
@@ -233,8 +258,9 @@ static void ends_of_programs(void **state) {
 int run_memory_tests(void) {
 #define MEMORY(test) cmocka_unit_test_setup_teardown(test, open_quiet, close_all)
     const struct CMUnitTest tests[] = {
-        MEMORY(writes_in_flight),        MEMORY(mapped_memory), MEMORY(overlapping_views),
-        MEMORY(retained_and_unretained), MEMORY(pools),         MEMORY(ends_of_programs),
+        MEMORY(writes_in_flight),  MEMORY(writes_between_encoders), MEMORY(mapped_memory),
+        MEMORY(overlapping_views), MEMORY(retained_and_unretained), MEMORY(pools),
+        MEMORY(ends_of_programs),
     };
     return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
 }

@@ -84,6 +84,15 @@ static void every_kind_of_hazard(void **state) {
     expect_nothing();
 }
 
+static void host_scale_indirect(struct host *on, id buffer, id grid) {
+    const uint32_t count = 1;
+    mtl_set_pipeline(on->encoder, on->scale);
+    mtl_set_buffer(on->encoder, buffer, 0, 0);
+    mtl_set_bytes(on->encoder, &count, sizeof count, 1);
+    mtl_set_threadgroup_memory(on->encoder, 64, 0);
+    mtl_dispatch_indirect(on->encoder, grid, 0, (MTLSize){32, 1, 1});
+}
+
 static void graphs(void **state) {
     (void)state;
     host_begin(host, MTLDispatchTypeConcurrent);
@@ -108,6 +117,21 @@ static void graphs(void **state) {
     host_run(host);
     assert_int_equal(graph_field("stages"), 3);
     assert_int_equal(metal_emu_graph_count(), 2);
+    host_begin(host, MTLDispatchTypeConcurrent); /* a second encoder follows the first */
+    host_scale(host, host->x, 4);
+    mtl_end_encoding(host->encoder);
+    host->encoder = mtl_compute_encoder(host->commands, MTLDispatchTypeConcurrent);
+    host_scale(host, host->y, 4);
+    host_run(host);
+    assert_int_equal(graph_field("stages"), 2);
+    assert_int_equal(graph_field("encoders"), 2);
+    host_begin(host, MTLDispatchTypeConcurrent); /* an indirect grid is ordered like an argument */
+    host_copy(host, host->x, host->z, 0, 3);
+    mtl_barrier_resources(host->encoder, &host->z, 1);
+    host_scale_indirect(host, host->y, host->z);
+    host_run(host);
+    expect_nothing();
+    assert_int_equal(graph_field("stages"), 2);
 }
 
 static void indirect_grids(void **state) {
@@ -127,13 +151,9 @@ static void indirect_grids(void **state) {
     assert_true(((float *)mtl_buffer_contents(host->x))[1] == 4.0f); /* scaled twice, not thrice */
     host_begin(host, MTLDispatchTypeConcurrent); /* the grid is written, then read unordered */
     host_copy(host, host->x, host->z, 0, 8);
-    host_scale(host, host->y, 1);
-    mtl_dispatch_indirect(host->encoder, host->z, 0, (MTLSize){32, 1, 1});
-    host_commit(host);
-    metal_emu_inject(UINT32_MAX, 0, 0, false);
-    mtl_wait_completed(host->commands);
-    assert_true(metal_emu_count_of(METAL_EMU_HAZARD) >= 1);
-    metal_emu_reset();
+    host_scale_indirect(host, host->y, host->z);
+    host_run(host);
+    expect_findings(METAL_EMU_HAZARD, 1);
 }
 
 static void seeds_change_only_unordered_work(void **state) {
@@ -284,10 +304,13 @@ static void time_and_memory_limits(void **state) {
     options.seconds_per_dispatch = 0.5;
     options.watchdog_seconds = 1.2;
     struct host *slow = host_open(&options);
+    double end = 0;
     for (int n = 2; n <= 3; n++) {
         host_begin(slow, MTLDispatchTypeSerial);
         for (int i = 0; i < n; i++) host_scale(slow, slow->x, 1);
         host_run(slow);
+        assert_true(mtl_gpu_start_time(slow->commands) >= end); /* one after another */
+        end = mtl_gpu_end_time(slow->commands);
         double took = mtl_gpu_end_time(slow->commands) - mtl_gpu_start_time(slow->commands);
         if (n == 2) assert_true(took > 0.99 && took < 1.01);
         assert_int_equal(ns_error_code(mtl_error(slow->commands)),

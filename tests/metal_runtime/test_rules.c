@@ -60,7 +60,12 @@ static void bindings(void **state) {
     expect_findings(METAL_EMU_BINDING_UNKNOWN, 1);
     mtl_set_bytes(host->encoder, &args, 4, 2);
     mtl_dispatch(host->encoder, one, simd);
-    expect_findings(METAL_EMU_BINDING_SHORT, 1);
+    mtl_set_buffer(host->encoder, host->x, BYTES - 4, 2);
+    mtl_dispatch(host->encoder, one, simd);
+    const struct copy_args two[2] = {{0, 4}, {0, 4}};
+    mtl_set_bytes(host->encoder, two, sizeof two, 2);
+    mtl_dispatch(host->encoder, one, simd);
+    expect_findings(METAL_EMU_BINDING_SIZE, 3);
     mtl_set_buffer(host->encoder, host->x, 0, 31);
     expect_findings(METAL_EMU_INDEX, 1);
     host_run(host);

@@ -18,7 +18,7 @@
     X(BINDING_MISSING, "binding missing")       /* a declared argument has nothing bound */        \
     X(BINDING_DUPLICATE, "binding duplicate")   /* an index set twice before one dispatch */       \
     X(BINDING_UNKNOWN, "binding unknown")       /* set for this dispatch, not declared */          \
-    X(BINDING_SHORT, "binding short")           /* fewer bytes than the argument's type */         \
+    X(BINDING_SIZE, "binding size")             /* not the bytes of the argument's type */         \
     X(INDEX, "argument index")                  /* above 30 */                                     \
     X(OFFSET, "buffer offset")                  /* at or beyond the length, or not 4-aligned */    \
     X(BYTES, "setBytes length")                 /* 0 or above 4,096 */                             \

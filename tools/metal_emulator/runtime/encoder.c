@@ -144,7 +144,7 @@ static bool arguments_suit(struct emu_encoder *encoder, const msl_kernel *kernel
             right = false;
         } else if (bytes < argument->element_size ||
                    (binding->bytes && argument->reference && bytes != argument->element_size)) {
-            emu_find(METAL_EMU_BINDING_SHORT, "%s: %zu bytes for %s, whose type has %u",
+            emu_find(METAL_EMU_BINDING_SIZE, "%s: %zu bytes for %s, whose type has %u",
                      kernel->name, bytes, argument->name, argument->element_size);
             right = false;
         }
@@ -184,7 +184,6 @@ static struct emu_dispatch *snapshot(struct emu_encoder *encoder, MTLSize thread
     }
     for (size_t i = 0; i < MSL_MAX_BUFFERS; i++) {
         struct emu_binding *from = &encoder->bindings[i], *to = &dispatch->bindings[i];
-        from->fresh = false;
         if (!declared[i]) continue;
         *to = *from;
         if (from->buffer) emu_command_hold(encoder->commands, &from->buffer->object);
@@ -207,7 +206,9 @@ static struct emu_dispatch *new_dispatch(struct emu_encoder *encoder, MTLSize th
         return NULL;
     }
     bool suits = arguments_suit(encoder, encoder->pipeline->kernel);
-    if (!threads_suit(encoder->pipeline, threads) || !suits) return NULL;
+    suits = threads_suit(encoder->pipeline, threads) && suits;
+    for (size_t i = 0; i < MSL_MAX_BUFFERS; i++) encoder->bindings[i].fresh = false;
+    if (!suits) return NULL;
     struct emu_dispatch *dispatch = snapshot(encoder, threads);
     emu_command_add(encoder->commands, EMU_DISPATCH)->dispatch = dispatch;
     encoder->anything_to_order = true;
