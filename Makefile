@@ -89,6 +89,7 @@ check:
 	@tools/check.sh
 metal-emulator:
 	@$(PYTHON) -B -m pytest -q -rs tests/metal_emulator
+	@$(MAKE) --no-print-directory -C tests/metal_runtime run chain
 fuzz: $(FUZZ)
 	@tests/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ)
 format:

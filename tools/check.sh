@@ -1,7 +1,7 @@
 #!/bin/bash
 # Everything beyond the tests: format, size and layer rules, warnings with two compilers, static
-# analysis, sanitizer builds of the unit tests, a short run of every fuzzer. All checks run even
-# when one fails; the failures are named at the end.
+# analysis, sanitizer builds of the unit tests, a short run of every fuzzer, the self-tests of the
+# Metal emulator. All checks run even when one fails; the failures are named at the end.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 tools/deps.sh build test check || exit 1
@@ -67,6 +67,7 @@ step "static analysis" static_analysis
 step "address and undefined sanitizers" sanitized gcc address,undefined build/asan
 step "thread sanitizer" sanitized clang thread build/tsan
 step fuzzers fuzzers
+step "metal emulator" $make metal-emulator
 
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'check: FAILED: %s\n' "${failed[@]}"

@@ -55,6 +55,8 @@ for_check() {
     [ $system = brew ] || clang_runtime_present || want libclang-rt-14-dev - "clang's sanitizer runtimes"
     has_command clang-format || want clang-format clang-format "formatting"
     has_command cppcheck || want cppcheck cppcheck "static analysis"
+    [ $system = brew ] || has_command clang-19 || want clang-19 - "executes Metal kernels in tests"
+    [ $system = brew ] || has_command ld64.lld-19 || want lld-19 - "links for macOS in tests"
 }
 clang_runtime_present() {
     has_command clang && [ -e "$(clang -print-file-name=libclang_rt.fuzzer-x86_64.a)" ]
