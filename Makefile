@@ -62,7 +62,8 @@ help:
 	@echo "make test   install what is missing, build, run all tests"
 	@echo "make all    build $(BUILD)/lily"
 	@echo "make core   build $(BUILD)/lily-core: engine, bench and eval, libraries linked in"
-	@echo "make check  format, warnings with gcc and clang, static analysis, layers, sanitizers, fuzzers"
+	@echo "make check  format, warnings with gcc and clang, static analysis, layers, sanitizers, fuzzers,"
+	@echo "            the Metal emulator's own tests"
 	@echo "make format apply clang-format        make deps  install what is missing      make clean"
 
 deps:

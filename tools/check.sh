@@ -38,7 +38,7 @@ lengths() {
         awk '$2 != "total" && $1 > 1100 {print $2 ": " $1 " lines, at most 1100"; bad = 1} END {exit !bad}'
 }
 
-# The repository speaks of the project alone.
+# Behaviour comes from options and files.
 no_environment() {
     ! git grep -n 'getenv' -- 'src/*.c' 'src/*.h'
 }

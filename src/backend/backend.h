@@ -107,6 +107,13 @@ struct backend {
     void (*stats)(const struct backend_model *m, struct backend_stats *out);
 };
 
+/* The checks that every backend makes before it moves states and rows, in one wording (check.c).
+ * kv_rows: rows the session holds; context: rows it has room for. */
+int backend_check_restore(int32_t pos, int32_t kv_rows, lily_err *err);
+int backend_check_export(int32_t from, int32_t n, int32_t kv_rows, lily_err *err);
+/* Rows are imported in ascending order: from is at most the number of rows already held. */
+int backend_check_import(int32_t from, int32_t n, int32_t kv_rows, int32_t context, lily_err *err);
+
 extern const struct backend backend_ref;
 extern const struct backend backend_cpu;
 

@@ -8,7 +8,13 @@ enum { DECODE_KEPT = 2 };
 void states_init(struct states *s, size_t bytes, uint64_t budget) {
     *s = (struct states){.bytes = bytes};
     uint64_t n = bytes ? budget / bytes : 0;
-    s->limit = n < STATES_MAX ? (int32_t)n : STATES_MAX;
+    if (n > STATES_MAX) n = STATES_MAX;
+    while ((uint64_t)s->n_spare < n) {
+        void *data = malloc(bytes);
+        if (!data) break;
+        s->spare[s->n_spare++] = data;
+    }
+    s->limit = s->n_spare;
 }
 
 void states_clear(struct states *s) {
@@ -88,8 +94,7 @@ void *states_add(struct states *s, int32_t pos, bool decode, const int32_t *keep
     } else if (s->n == s->limit && !evict(s, decode, keep, n_keep)) {
         return NULL;
     }
-    void *data = s->n_spare ? s->spare[--s->n_spare] : malloc(s->bytes);
-    if (!data) return NULL;
+    void *data = s->spare[--s->n_spare];
     int32_t at = s->n;
     while (at > 0 && s->entry[at - 1].pos > pos) at--;
     memmove(s->entry + at + 1, s->entry + at, (size_t)(s->n - at) * sizeof *s->entry);

@@ -23,13 +23,16 @@ struct state {
 
 struct states {
     size_t bytes;                   /* of one state */
-    int32_t limit;                  /* checkpoints the budget allows, at most STATES_MAX */
+    int32_t limit;                  /* checkpoints there is memory for, at most STATES_MAX */
     int32_t n;                      /* taken */
     struct state entry[STATES_MAX]; /* [n] by ascending position */
-    void *spare[STATES_MAX];        /* [n_spare] memory of dropped ones, for the next */
+    void *spare[STATES_MAX];        /* [n_spare] memory of those not taken; n + n_spare = limit */
     int32_t n_spare;
 };
 
+/* Reserves the memory of as many checkpoints as budget bytes hold (fewer where the system gives
+ * less), so that none is allocated while tokens are decoded. Until a checkpoint is taken its memory
+ * is not touched, which on common systems means that it is not used either. */
 void states_init(struct states *s, size_t bytes, uint64_t budget);
 void states_free(struct states *s);
 void states_clear(struct states *s); /* forgets all, keeps the memory */
@@ -40,7 +43,7 @@ void states_drop_above(struct states *s, int32_t pos);
 const struct state *states_find(const struct states *s, int32_t pos);
 
 /* Room for a checkpoint at pos, to be filled by the caller before the next call, or NULL: there is
- * one already, no budget, or no memory. When all are taken the one goes whose loss costs least, the
+ * one already, or no budget. When all are taken the one goes whose loss costs least, the
  * nearest to its predecessor; of those in keep[n_keep] none for a decode checkpoint, and for others
  * only if nothing else is left. */
 void *states_add(struct states *s, int32_t pos, bool decode, const int32_t *keep, int32_t n_keep);

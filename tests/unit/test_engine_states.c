@@ -34,10 +34,13 @@ static void test_budget(void **state) {
     states_free(&s);
     states_init(&s, 100, 250);
     assert_int_equal(s.limit, 2);
+    states_free(&s);
     states_init(&s, 1, UINT64_MAX);
     assert_int_equal(s.limit, STATES_MAX);
+    states_free(&s);
     states_init(&s, 0, 1000); /* a backend without state */
     assert_false(add(&s, 64, false, NULL, 0));
+    states_free(&s);
 }
 
 static void test_find_and_drop(void **state) {

@@ -109,12 +109,8 @@ int cpu_state_save(struct backend_session *s, void *out, lily_err *err) {
 }
 
 int cpu_state_restore(struct backend_session *s, const void *in, int32_t pos, lily_err *err) {
-    if (pos < 0 || pos > s->kv_rows) {
-        return ERR(err, LILY_EINVAL,
-                   "state: found position %d, expected 0 to %d, the tokens whose keys and values "
-                   "the session holds; import those first",
-                   pos, s->kv_rows);
-    }
+    int rc = backend_check_restore(pos, s->kv_rows, err);
+    if (rc != LILY_OK) return rc;
     size_t bytes = state_floats(s->model) * sizeof(float);
     memcpy(s->state, in, bytes);
     memcpy(s->conv, (const char *)in + bytes, conv_floats(s->model) * sizeof(float));
@@ -174,31 +170,16 @@ static void copy_rows(struct backend_session *s, int32_t from, int32_t n, uint16
     }
 }
 
-static int check_rows(const char *what, int32_t from, int32_t n, int32_t limit, lily_err *err) {
-    if (from >= 0 && n >= 0 && n <= limit && from <= limit - n) return LILY_OK;
-    return ERR(err, LILY_EINVAL,
-               "%s: found %d rows from position %d, expected rows within the first %d; ask for "
-               "fewer",
-               what, n, from, limit);
-}
-
 int cpu_kv_export(struct backend_session *s, int32_t from, int32_t n, void *out, lily_err *err) {
-    int rc = check_rows("KV export", from, n, s->kv_rows, err);
+    int rc = backend_check_export(from, n, s->kv_rows, err);
     if (rc == LILY_OK) copy_rows(s, from, n, out, false);
     return rc;
 }
 
-/* Rows are imported in ascending order: from is at most the number of rows already held. */
 int cpu_kv_import(struct backend_session *s, int32_t from, int32_t n, const void *in,
                   lily_err *err) {
-    int rc = check_rows("KV import", from, n, s->context, err);
+    int rc = backend_check_import(from, n, s->kv_rows, s->context, err);
     if (rc != LILY_OK) return rc;
-    if (from > s->kv_rows) {
-        return ERR(err, LILY_EINVAL,
-                   "KV import: found a first row at position %d, expected at most %d; import the "
-                   "rows before it first",
-                   from, s->kv_rows);
-    }
     copy_rows(s, from, n, (uint16_t *)(uintptr_t)in, true); /* only read when importing */
     if (from + n > s->kv_rows) s->kv_rows = from + n;
     return LILY_OK;

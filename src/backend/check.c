@@ -1,0 +1,30 @@
+#include "backend/backend.h"
+
+int backend_check_restore(int32_t pos, int32_t kv_rows, lily_err *err) {
+    if (pos >= 0 && pos <= kv_rows) return LILY_OK;
+    return ERR(err, LILY_EINVAL,
+               "state: found position %d, expected 0 to %d, the tokens whose keys and values the "
+               "session holds; import those first",
+               pos, kv_rows);
+}
+
+static int check_rows(const char *what, int32_t from, int32_t n, int32_t limit, lily_err *err) {
+    if (from >= 0 && n >= 0 && n <= limit && from <= limit - n) return LILY_OK;
+    return ERR(err, LILY_EINVAL,
+               "%s: found %d rows from position %d, expected rows within the first %d; ask for "
+               "fewer",
+               what, n, from, limit);
+}
+
+int backend_check_export(int32_t from, int32_t n, int32_t kv_rows, lily_err *err) {
+    return check_rows("KV export", from, n, kv_rows, err);
+}
+
+int backend_check_import(int32_t from, int32_t n, int32_t kv_rows, int32_t context, lily_err *err) {
+    int rc = check_rows("KV import", from, n, context, err);
+    if (rc != LILY_OK || from <= kv_rows) return rc;
+    return ERR(err, LILY_EINVAL,
+               "KV import: found a first row at position %d, expected at most %d; import the rows "
+               "before it first",
+               from, kv_rows);
+}
