@@ -17,6 +17,7 @@
 
 struct backend_model;   /* weights as the device wants them, scratch memory, threads */
 struct backend_session; /* one sequence: KV cache, recurrent and convolution state, position */
+struct backend_state;   /* room for one saved state, in the memory the backend likes best */
 
 /* Recurrent chunks and state checkpoints lie on this absolute grid of positions. */
 enum { BACKEND_GRID = 64 };
@@ -46,15 +47,47 @@ struct prefill_step {
     int32_t done;      /* out: tokens consumed, 1..n */
 };
 
+/* What a device can sample by itself: the pipeline of engine/sampler.h without a logit bias.
+ * temperature 0 is argmax; otherwise 1 <= top_k <= BACKEND_TOP_K candidates are kept. */
+enum { BACKEND_TOP_K = 64 };
+struct backend_sampling {
+    float temperature, top_p, min_p;
+    float repetition, frequency, presence; /* 1, 0, 0: off */
+    int32_t top_k;
+    uint64_t stream; /* the pick's random number is the top 24 bits of splitmix64(stream, pick) */
+};
+
 /* One row of a decode step. Slots of one submit are distinct sessions. */
 struct decode_slot {
     struct backend_session *session;
     int32_t token; /* to append; -1: the token this slot's previous step sampled on the device */
     float *logits; /* NULL, or [V] on the host: where decode_wait leaves this step's logits */
+    const struct backend_sampling *sampling; /* NULL: the host samples; read during submit only */
+    uint64_t pick;                           /* number of this pick in its sequence, from 0 */
 };
 
 struct decode_result {
     int32_t token; /* sampled on the device; -1 where the host samples from logits */
+    bool finite;   /* false: a logit was NaN or infinite, token is not to be used */
+};
+
+/* What one step costs by the backend's own recording of it, without a device (`lily plan`). */
+struct plan_query {
+    int32_t layers;
+    int32_t depth;  /* tokens already in the KV cache */
+    int32_t tokens; /* 1: a decoded token; more: a prompt chunk of so many */
+};
+struct backend_plan {
+    int32_t kernels;  /* launches (CUDA: 1 for a persistent kernel) */
+    int32_t stages;   /* sequential stages: launches or phases that wait for an earlier one */
+    int32_t barriers; /* Metal: barriers encoded; CUDA: grid-wide synchronisations */
+    int32_t command_buffers; /* submissions to the device */
+    int32_t host_syncs;      /* times the host must wait for the device before going on */
+    uint64_t weight_bytes;   /* unique bytes of weights read */
+    uint64_t state_bytes;    /* unique bytes of recurrent and convolution state read */
+    uint64_t kv_bytes;       /* unique bytes of KV rows read */
+    uint64_t read_bytes;     /* all bytes read, repeats and intermediates included */
+    uint64_t written_bytes;
 };
 
 struct backend_stats {
@@ -92,6 +125,15 @@ struct backend {
     int (*decode_wait)(struct backend_model *m, struct decode_result *results, int32_t n,
                        lily_err *err);
 
+    /* Forgets the counts behind the penalties and counts the prompt as seen (repetition). From then
+     * on each decode step with sampling counts its input token as output before it picks. NULL
+     * where the backend samples nothing itself. prompt may be NULL with n 0. */
+    int (*sample_begin)(struct backend_session *s, const int32_t *prompt, int32_t n, lily_err *err);
+
+    /* Takes back the newest decoded token (a stop was found one step late); only right after a
+     * decode step of this session, once, with nothing in flight. */
+    int (*rewind)(struct backend_session *s, lily_err *err);
+
     /* Recurrent and convolution state at the current position: the part that cannot be truncated.
      * restore sets the position to pos, at most the tokens whose KV the session holds. */
     size_t (*state_bytes)(const struct backend_model *m);
@@ -105,6 +147,10 @@ struct backend {
                      lily_err *err);
 
     void (*stats)(const struct backend_model *m, struct backend_stats *out);
+
+    /* NULL where a backend records no plan. */
+    int (*plan)(const struct shape *shape, const struct plan_query *query, struct backend_plan *out,
+                lily_err *err);
 };
 
 /* The checks that every backend makes before it moves states and rows, in one wording (check.c).
