@@ -12,12 +12,13 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/random.h"
 #include "model/stages.h"
 #include "model/weights.h"
 
 struct backend_model;   /* weights as the device wants them, scratch memory, threads */
 struct backend_session; /* one sequence: KV cache, recurrent and convolution state, position */
-struct backend_state;   /* room for one saved state, in the memory the backend likes best */
+struct backend_state;   /* one saved state, in the memory the backend likes best (a GPU's own) */
 
 /* Recurrent chunks and state checkpoints lie on this absolute grid of positions. */
 enum { BACKEND_GRID = 64 };
@@ -47,14 +48,15 @@ struct prefill_step {
     int32_t done;      /* out: tokens consumed, 1..n */
 };
 
-/* What a device can sample by itself: the pipeline of engine/sampler.h without a logit bias.
+/* What a device can sample by itself: the pipeline of engine/sampler.h without a logit bias, in
+ * float32, over ids below weights.vocab_used; ref/sample.c is its readable specification.
  * temperature 0 is argmax; otherwise 1 <= top_k <= BACKEND_TOP_K candidates are kept. */
 enum { BACKEND_TOP_K = 64 };
 struct backend_sampling {
     float temperature, top_p, min_p;
     float repetition, frequency, presence; /* 1, 0, 0: off */
     int32_t top_k;
-    uint64_t stream; /* the pick's random number is the top 24 bits of splitmix64(stream, pick) */
+    uint64_t stream; /* the pick's number in [0, 1): (random_at(stream, pick) >> 40) * 2^-24 */
 };
 
 /* One row of a decode step. Slots of one submit are distinct sessions. */
@@ -68,7 +70,10 @@ struct decode_slot {
 
 struct decode_result {
     int32_t token; /* sampled on the device; -1 where the host samples from logits */
-    bool finite;   /* false: a logit was NaN or infinite, token is not to be used */
+    /* false: the hidden state or a logit was NaN or infinite. The session's state is spoilt until
+     * reset or state_restore; other slots are good. token is then not to be used, but some id below
+     * vocab, so that a step submitted behind it reads no row that is not there. */
+    bool finite;
 };
 
 /* What one step costs by the backend's own recording of it, without a device (`lily plan`). */
@@ -114,31 +119,44 @@ struct backend {
     int (*session_new)(struct backend_model *m, int32_t context, struct backend_session **out,
                        lily_err *err);
     void (*session_free)(struct backend_session *s);
-    int32_t (*position)(const struct backend_session *s); /* tokens consumed so far */
-    void (*reset)(struct backend_session *s);             /* back to position 0, state zeroed */
+    /* Tokens consumed so far, those of steps in flight included. */
+    int32_t (*position)(const struct backend_session *s);
+    void (*reset)(struct backend_session *s); /* back to position 0, state zeroed */
 
     int (*prefill)(struct backend_session *s, struct prefill_step *step, lily_err *err);
 
-    /* Up to two steps may be in flight where the backend says so; wait returns the oldest. */
+    /* Steps in flight: one, or up to two where sample_begin is not NULL. wait ends the oldest, also
+     * when it fails; n is that step's. While one is in flight no other function of this table is
+     * called for its sessions but submit, wait and position. */
     int (*decode_submit)(struct backend_model *m, const struct decode_slot *slots, int32_t n,
                          lily_err *err);
     int (*decode_wait)(struct backend_model *m, struct decode_result *results, int32_t n,
                        lily_err *err);
 
-    /* Forgets the counts behind the penalties and counts the prompt as seen (repetition). From then
-     * on each decode step with sampling counts its input token as output before it picks. NULL
-     * where the backend samples nothing itself. prompt may be NULL with n 0. */
+    /* Forgets the counts behind the penalties and counts the prompt as seen (repetition; NULL with
+     * n 0: none matters). From then on each decode step with sampling counts its input token as
+     * output before it picks. NULL where the backend samples nothing itself: then slots have
+     * tokens and no sampling. */
     int (*sample_begin)(struct backend_session *s, const int32_t *prompt, int32_t n, lily_err *err);
 
-    /* Takes back the newest decoded token (a stop was found one step late); only right after a
-     * decode step of this session, once, with nothing in flight. */
+    /* Takes back the newest decoded token (a stop was found one step late): position, recurrent and
+     * convolution state are those before its submit. Only right after a decode step of this
+     * session, once. Counts are not taken back: the answer has ended. NULL where sample_begin is.
+     */
     int (*rewind)(struct backend_session *s, lily_err *err);
 
     /* Recurrent and convolution state at the current position: the part that cannot be truncated.
-     * restore sets the position to pos, at most the tokens whose KV the session holds. */
+     * state_new allocates all that a state needs; states are freed before their model. restore sets
+     * the position to pos, at most the tokens whose KV the session holds; from is a saved or
+     * imported state. export and import copy state_bytes in a layout of the backend's own. */
     size_t (*state_bytes)(const struct backend_model *m);
-    int (*state_save)(struct backend_session *s, void *out, lily_err *err);
-    int (*state_restore)(struct backend_session *s, const void *in, int32_t pos, lily_err *err);
+    int (*state_new)(struct backend_model *m, struct backend_state **out, lily_err *err);
+    void (*state_free)(struct backend_state *state); /* NULL is fine */
+    int (*state_save)(struct backend_session *s, struct backend_state *to, lily_err *err);
+    int (*state_restore)(struct backend_session *s, const struct backend_state *from, int32_t pos,
+                         lily_err *err);
+    int (*state_export)(const struct backend_state *from, void *out, lily_err *err);
+    int (*state_import)(struct backend_state *to, const void *in, lily_err *err);
 
     /* KV rows of positions [from, from + n), in a layout of the backend's own. */
     size_t (*kv_bytes)(const struct backend_model *m, int32_t n);
@@ -159,11 +177,23 @@ int backend_check_restore(int32_t pos, int32_t kv_rows, lily_err *err);
 int backend_check_export(int32_t from, int32_t n, int32_t kv_rows, lily_err *err);
 /* Rows are imported in ascending order: from is at most the number of rows already held. */
 int backend_check_import(int32_t from, int32_t n, int32_t kv_rows, int32_t context, lily_err *err);
+/* What a device samples, see struct backend_sampling. */
+int backend_check_sampling(const struct backend_sampling *sampling, lily_err *err);
 
 extern const struct backend backend_ref;
 extern const struct backend backend_cpu;
 
-/* All backends of this build in order of preference, ended by NULL; ref comes last. */
+/* All backends of this build in order of preference (metal, cuda, cpu), ended by NULL; ref comes
+ * last. */
 extern const struct backend *const backend_all[];
+
+/* Plans that are recorded on every system, also where backend_all lacks the backend, ended by a
+ * NULL name. A backend of backend_all with a plan of its own need not be listed. */
+struct backend_planner {
+    const char *name;
+    int (*plan)(const struct shape *shape, const struct plan_query *query, struct backend_plan *out,
+                lily_err *err);
+};
+extern const struct backend_planner backend_plans[];
 
 #endif

@@ -16,6 +16,16 @@ static int check_rows(const char *what, int32_t from, int32_t n, int32_t limit, 
                what, n, from, limit);
 }
 
+int backend_check_sampling(const struct backend_sampling *p, lily_err *err) {
+    bool fits =
+        p->temperature == 0 || (p->temperature > 0 && p->top_k >= 1 && p->top_k <= BACKEND_TOP_K);
+    if (fits) return LILY_OK;
+    return ERR(err, LILY_EINVAL,
+               "sampling: found temperature %g and top_k %d, expected temperature 0, or above it "
+               "with top_k 1 to %d; let the host sample",
+               (double)p->temperature, p->top_k, BACKEND_TOP_K);
+}
+
 int backend_check_export(int32_t from, int32_t n, int32_t kv_rows, lily_err *err) {
     return check_rows("KV export", from, n, kv_rows, err);
 }

@@ -105,3 +105,33 @@ def test_quantiser_packs_what_it_rounds():
         assert (parts[1] < 0).any() and (parts[1] > 0).any()
         error = (quant.rounded(w, bits) - w).abs().max().item()
         assert 0 < error < 7.0 / (2**bits - 1)
+
+
+def test_a_checkpoint_gives_back_what_training_goes_on_from(tmp_path):
+    """checkpoint -> bf16 parts -> quantised again: no weight moves by more than rounding to bf16."""
+    pytest.importorskip("torch")
+    import export
+    import model
+    from safetensors.torch import load_file
+
+    shape = model.Shape(vocab=128, hidden=64, layers=4, heads=2, head=64, rotary=16, lin=32, experts=4, chosen=2)
+    first = export.rounded(model.initial(shape, 3), shape, True)
+    export.parts(first, tmp_path, limit=1 << 16)
+    files = sorted(tmp_path.glob("part*.safetensors"))
+    again = {k: v.float() for f in files for k, v in load_file(str(f)).items()}
+    assert len(files) > 1 and set(again) == set(first) == set(model.tensors(shape))
+    for name, w in export.rounded(again, shape, True).items():
+        scale = first[name].abs().max().item() + (model.tensors(shape)[name][1] == "norm")
+        assert (w - first[name]).abs().max().item() <= 2**-7 * scale, name
+
+
+def test_training_meets_more_than_the_held_out_tasks():
+    """Exercises and emphasis are for training alone: held-out edits are drawn as ever."""
+    subs = lambda test: {task_edit.dialogue(p)["sub"] for p in [pools.make(2, test=test)] for _ in range(3000)}
+    assert subs(False) - subs(True) == {"spell", "split"}
+    p = pools.make(6)
+    for _ in range(300):
+        d = task_edit.dialogue(p)
+        if d["sub"] == "sort_words":
+            words = d["messages"][1]["content"].replace(", ", " ").split()
+            assert words == sorted(words) and len(set(words)) == len(words) >= 3

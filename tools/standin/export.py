@@ -1,9 +1,11 @@
 """Write the trained stand-in as a checkpoint folder in the MLX 4-bit layout, and read it back.
 
     export.py STATE.pt OUT_DIR [--parts DIR]
+    export.py CHECKPOINT_DIR --parts DIR
 
 OUT_DIR gets model.safetensors, model.safetensors.index.json and config.json; the tokenizer files
-come from vocab.py. --parts also writes the bf16 weights in pieces, to go on training from.
+come from vocab.py. --parts also writes the bf16 weights in pieces, to go on training from: those of
+the training state, or, where only the 4-bit checkpoint was kept, its dequantised weights.
 """
 
 import argparse
@@ -110,17 +112,11 @@ def parts(params, folder, limit=14 << 20):
             size += w.numel() * 2
 
 
-def main():
-    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    ap.add_argument("state")
-    ap.add_argument("out")
-    ap.add_argument("--parts")
-    args = ap.parse_args()
+def checkpoint(params, shape, out):
+    """Write the folder and read it back."""
     from tokenizers import Tokenizer
 
-    out = pathlib.Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    params, shape = from_state(args.state), model.Shape()
     tensors = packed(params, shape)
     save_file(tensors, str(out / "model.safetensors"), metadata={"format": "mlx"})
     total = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -130,12 +126,26 @@ def main():
     tok = Tokenizer.from_file(str(home))
     ids = {n: tok.token_to_id(n) for n in ("<|endoftext|>", "<|im_end|>")}
     (out / "config.json").write_text(json.dumps(config(shape, ids), indent=4) + "\n")
-    if args.parts:
-        parts(params, args.parts)
     back = unpacked(out, shape)
     want = rounded(params, shape, True)
     worst = max((back[n] - want[n]).abs().max().item() for n in want)
     print(f"{len(tensors)} tensors, {total:,d} bytes; read back, largest difference from the trained rounding {worst:.1e}")
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    ap.add_argument("source", help="training state, or checkpoint folder")
+    ap.add_argument("out", nargs="?")
+    ap.add_argument("--parts")
+    args = ap.parse_args()
+    if pathlib.Path(args.source).is_dir() == bool(args.out) or not (args.out or args.parts):
+        ap.error("a training state needs OUT_DIR, a checkpoint folder --parts alone")
+    shape = model.Shape()
+    params = from_state(args.source) if args.out else unpacked(args.source, shape)
+    if args.parts:
+        parts(params, args.parts)
+    if args.out:
+        checkpoint(params, shape, pathlib.Path(args.out))
 
 
 if __name__ == "__main__":

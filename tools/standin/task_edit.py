@@ -52,19 +52,26 @@ def times(p):
     return q.format(w=w, n=word, s=name), sep.join([w] * n), f"I write it {n} times."
 
 
+def words(p, low, high):
+    """Words to change the case of: in training mostly spliced ones, for the spelling of every token."""
+    if p.test:
+        return p.phrase(low, high)
+    return " ".join(p.spliced(p.lead) if p.lead and p.chance(0.4) else p.word() for _ in range(p.n(low, high)))
+
+
 def upper(p):
-    t = p.phrase(1, 5)
+    t = words(p, 1, 5)
     return ask(p, ["Write this in uppercase", "Convert this text to uppercase", "Put this in capital letters", "Make this text upper case"], t), t.upper(), "I use capital letters."
 
 
 def lower(p):
-    t = p.phrase(1, 5)
+    t = words(p, 1, 5)
     t = p.one([t.upper(), t.title()])
     return ask(p, ["Write this in lowercase", "Convert this text to lowercase", "Put this in small letters", "Make this text lower case"], t), t.lower(), "I use small letters."
 
 
 def capital(p):
-    t = p.phrase(2, 5)
+    t = words(p, 2, 5)
     out = " ".join(w[0].upper() + w[1:] for w in t.split())
     return ask(p, ["Capitalize every word", "Start every word with a capital letter", "Capitalise the first letter of each word"], t), out, "I capitalize each word."
 
@@ -78,8 +85,27 @@ def reverse(p):
     return ask(p, ["Reverse the order of the lines", "Write these lines in reverse order", "Put the last line first and the first line last, reversing the list"], "\n".join(xs), True), "\n".join(xs[::-1]), "I start with the last line."
 
 
+def unsorted(p):
+    """Words to sort, in training: spliced ones too, and often several with the same first letters."""
+    draw = lambda: p.word() if p.chance(0.6) else p.one(p.words + p.items)
+    xs, want, alike = [], p.n(3, 5), p.chance(0.3)
+    while len(xs) < want:
+        x = draw()
+        if alike and xs and p.chance(0.7):  # the best of a few by common first letters
+            x = max((draw() for _ in range(12)), key=lambda y: common(y, xs[0]))
+        if x not in xs:
+            xs.append(x)
+    p.rng.shuffle(xs)
+    return xs
+
+
+def common(a, b):
+    """How many first letters are the same."""
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
 def sort_words(p):
-    xs = p.several(lambda: p.one(p.words + p.items), 3, 5)
+    xs = p.several(lambda: p.one(p.words + p.items), 3, 5) if p.test else unsorted(p)
     sep, how = p.one([(" ", "words"), ("\n", "lines"), (", ", "words")])
     return ask(p, [f"Sort these {how} alphabetically", f"Put these {how} in alphabetical order", f"Sort the {how} from a to z"], sep.join(xs), sep == "\n"), sep.join(sorted(xs)), "I sort from a to z."
 
@@ -242,15 +268,37 @@ def ends(p):
     return ask(p, ["Put this text in quotation marks", "Wrap this in double quotes"], xs, True), f'"{xs}"', "I add quotation marks."
 
 
+def spell(p):
+    """Between words and letters, in training only: exercises the spelling of tokens."""
+    x = p.one(p.items + p.cities) if p.chance(0.1) else p.word() if p.chance(0.5) or not p.lead else p.spliced(p.lead)
+    x = p.one([x, x, x.upper(), x.capitalize()])
+    mark, name = p.one([(" ", "spaces"), ("-", "dashes"), (", ", "commas")])
+    if p.chance(0.5):
+        return ask(p, [f"Spell this word with {name} between the letters", f"Write the letters of this word separated by {name}"], x), mark.join(x), "I write each letter."
+    return ask(p, ["Put these letters together", "Join these letters", "Which word is spelled here"], mark.join(x)), x, "I join the letters."
+
+
+def split(p):
+    """Words on lines of their own, joined by marks and the like, in training only: every token is
+    met at the start of a line and after a space."""
+    xs = words(p, 2, 6).split(" ")
+    forms = [(" ", "by spaces"), ("\n", "by new lines"), (", ", "by commas"), ("-", "by dashes"), ("_", "by underscores"), ("/", "by slashes")]
+    (a, _), (b, name) = p.rng.sample(forms, 2)
+    how = ["Write each word on its own line", "Put every word on a new line"] if b == "\n" else [f"Separate the words {name}", f"Write these words separated {name}"]
+    return ask(p, how, a.join(xs), a == "\n"), b.join(xs), "I separate the words."
+
+
 # task -> weight in the mixture
 TASKS = {copy: 8, times: 2, upper: 3, lower: 3, capital: 2, reverse: 4, sort_words: 4, sort_numbers: 3, replace: 3, delete_word: 2,
          insert_word: 2, swap: 2, lines: 4, word_at: 2, layout: 4, wrong_list: 3, field: 4, ends: 2}
 # What a small model learns slowly is drawn more often in training (not in held-out tasks).
-SLOW = {sort_words: 2, upper: 1.7, lower: 1.3, capital: 2, replace: 1.5, times: 1.5, reverse: 1.3, word_at: 1.5}
+SLOW = {sort_words: 3, upper: 2.2, lower: 3, capital: 2, replace: 1.7, times: 1.5, reverse: 1.5, word_at: 1.5, sort_numbers: 2, swap: 2.5,
+        insert_word: 2, delete_word: 1.5, lines: 1.2, layout: 1.2}
+DRILLS = {spell: 5, split: 6}
 
 
 def dialogue(p):
-    weights = [w * (1 if p.test else SLOW.get(f, 1)) for f, w in TASKS.items()]
-    f = p.rng.choices(list(TASKS), weights)[0]
+    tasks = TASKS if p.test else {**{f: w * SLOW.get(f, 1) for f, w in TASKS.items()}, **DRILLS}
+    f = p.rng.choices(list(tasks), list(tasks.values()))[0]
     q, a, thought = f(p)
     return {"task": "edit", "sub": f.__name__, "messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a, "reasoning": thought}]}

@@ -35,6 +35,8 @@ static int scratch_new(struct backend_model *m, lily_err *err) {
         {&x->inner, 2 * width},
         {&x->expert, s->hidden},
         {&x->shared, s->hidden},
+        {&x->logits, s->vocab},
+        {&x->penalised, s->vocab},
     };
     size_t count = sizeof parts / sizeof parts[0], floats = 0;
     for (size_t i = 0; i < count; i++) floats += (size_t)parts[i].n;
@@ -50,7 +52,8 @@ static int scratch_new(struct backend_model *m, lily_err *err) {
 }
 
 static uint64_t session_bytes(const struct backend_model *m) {
-    return (uint64_t)ref_kv_bytes(m, m->options.max_context) + ref_state_bytes(m);
+    return (uint64_t)ref_kv_bytes(m, m->options.max_context) + 2 * ref_state_bytes(m) +
+           (uint64_t)m->w->shape->vocab * sizeof(int32_t);
 }
 
 /* Refuses what the machine's memory cannot hold. Weights are counted too: they are mapped, but a
@@ -82,8 +85,11 @@ int ref_open(const struct weights *w, const struct backend_options *options,
     m->options = *options;
     m->attention_layers = shape_attention_layers(w->shape, w->layers);
     m->gdn_layers = w->layers - m->attention_layers;
-    m->pending = calloc((size_t)options->max_sessions, sizeof *m->pending);
-    int rc = m->pending ? scratch_new(m, err) : ERR_NOMEM(err, "reference backend");
+    int rc = scratch_new(m, err);
+    for (int i = 0; i < REF_FLIGHTS && rc == LILY_OK; i++) {
+        m->flight[i].results = calloc((size_t)options->max_sessions, sizeof(struct decode_result));
+        if (!m->flight[i].results) rc = ERR_NOMEM(err, "reference backend");
+    }
     if (rc == LILY_OK) rc = preflight(m, err);
     if (rc != LILY_OK) {
         ref_close(m);
@@ -96,7 +102,7 @@ int ref_open(const struct weights *w, const struct backend_options *options,
 
 void ref_close(struct backend_model *m) {
     if (!m) return;
-    free(m->pending);
+    for (int i = 0; i < REF_FLIGHTS; i++) free(m->flight[i].results);
     free(m->block);
     free(m);
 }

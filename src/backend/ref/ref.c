@@ -30,9 +30,10 @@ static void layer_step(struct backend_session *s, int32_t l) {
     ref_trace(s, STAGE_LAYER_OUT, l, x->h, sh->hidden);
 }
 
-/* Appends one token. logits is NULL, or [V]: the head is computed only when someone reads it. After
- * LILY_ENUMERIC the session's state is spoilt until reset or state_restore. */
-static int step(struct backend_session *s, int32_t token, float *logits, lily_err *err) {
+/* Appends one token. logits is NULL, or [V]: the head is computed only when someone reads it.
+ * Returns whether all values are finite; if not, the session's state is spoilt until reset or
+ * state_restore. */
+static bool step(struct backend_session *s, int32_t token, float *logits) {
     const struct weights *w = s->model->w;
     const struct shape *sh = w->shape;
     struct ref_scratch *x = &s->model->x;
@@ -50,13 +51,8 @@ static int step(struct backend_session *s, int32_t token, float *logits, lily_er
         ref_trace(s, STAGE_LOGITS, -1, logits, sh->vocab);
         finite = finite && ref_finite(logits, sh->vocab);
     }
-    int32_t position = s->position++;
-    s->kv_rows = s->position; /* later rows, if any, belonged to another continuation */
-    if (finite) return LILY_OK;
-    return ERR(err, LILY_ENUMERIC,
-               "position %d: found non-finite values in the %s, expected finite numbers; reset the "
-               "session, and check the checkpoint if this repeats",
-               position, logits ? "logits" : "hidden state");
+    s->kv_rows = ++s->position; /* later rows, if any, belonged to another continuation */
+    return finite;
 }
 
 static int check_token(const struct backend_session *s, int32_t token, lily_err *err) {
@@ -84,53 +80,96 @@ static int prefill(struct backend_session *s, struct prefill_step *p, lily_err *
     p->done = 0;
     if (n < 1) return ERR(err, LILY_EINVAL, "prefill: found %d tokens, expected at least 1", p->n);
     size_t vocab = (size_t)s->model->w->shape->vocab;
+    s->can_rewind = false;
+    s->sampled = -1;
     for (int32_t i = 0; i < n; i++) {
         float *last = i == p->n - 1 ? p->logits : NULL;
         float *row = p->all_logits ? p->all_logits + (size_t)i * vocab : last;
         int rc = check_token(s, p->ids[i], err);
-        if (rc == LILY_OK) rc = step(s, p->ids[i], row, err);
         if (rc != LILY_OK) return rc;
+        if (!step(s, p->ids[i], row)) {
+            return ERR(err, LILY_ENUMERIC,
+                       "position %d: found non-finite values in the %s, expected finite numbers; "
+                       "reset the session, and check the checkpoint if this repeats",
+                       s->position - 1, row ? "logits" : "hidden state");
+        }
         p->done = i + 1;
         if (last && last != row) memcpy(last, row, vocab * sizeof *last);
     }
     return LILY_OK;
 }
 
-/* A submitted step is noted and runs in wait: one step in flight, and the host samples. */
+/* ---- decode ---------------------------------------------------------------------------------- */
+
+/* The token a slot appends. */
+static int32_t slot_token(const struct decode_slot *slot) {
+    return slot->token < 0 ? slot->session->sampled : slot->token;
+}
+
+static int check_slot(const struct decode_slot *slot, lily_err *err) {
+    if (slot->token == -1 && slot->session->sampled < 0) {
+        return ERR(err, LILY_EINVAL,
+                   "decode: found no token sampled by the step before, expected one; pass a token");
+    }
+    int rc = check_token(slot->session, slot_token(slot), err);
+    return rc != LILY_OK || !slot->sampling ? rc : backend_check_sampling(slot->sampling, err);
+}
+
+/* One slot's step: the state before it is kept, and the next token picked where that is asked. */
+static struct decode_result decode_one(struct backend_model *m, const struct decode_slot *slot) {
+    struct backend_session *s = slot->session;
+    int32_t token = slot_token(slot);
+    float *logits = slot->logits ? slot->logits : slot->sampling ? m->x.logits : NULL;
+    struct decode_result result = {.token = -1};
+
+    memcpy(s->before, s->state, ref_state_bytes(m));
+    result.finite = step(s, token, logits);
+    if (slot->sampling) {
+        int32_t *count = &s->counts[token];
+        *count += *count ? 1 : 2;
+        result.token = result.finite ? ref_sample(slot->sampling, slot->pick, logits, s->counts,
+                                                  m->w->vocab_used, m->x.penalised)
+                                     : 0;
+    }
+    s->sampled = result.token;
+    s->can_rewind = true;
+    return result;
+}
+
+/* A step runs here; wait hands its results over. All slots advance: when values of one are not
+ * finite, the others are still good. */
 static int decode_submit(struct backend_model *m, const struct decode_slot *slots, int32_t n,
                          lily_err *err) {
-    if (m->pending_n) {
-        return ERR(err, LILY_EBUSY, "decode: found a step in flight, expected none; wait for it");
+    if (m->flights == REF_FLIGHTS) {
+        return ERR(err, LILY_EBUSY,
+                   "decode: found %d steps in flight, expected fewer; wait for one", REF_FLIGHTS);
     }
     if (n < 1 || n > m->options.max_sessions) {
         return ERR(err, LILY_EINVAL, "decode: found %d slots, expected 1 to %d", n,
                    m->options.max_sessions);
     }
     for (int32_t i = 0; i < n; i++) {
-        int rc = check_token(slots[i].session, slots[i].token, err);
+        int rc = check_slot(&slots[i], err);
         if (rc != LILY_OK) return rc;
-        m->pending[i] = slots[i];
     }
-    m->pending_n = n;
+    struct ref_flight *flight = &m->flight[m->flights++];
+    flight->n = n;
+    for (int32_t i = 0; i < n; i++) flight->results[i] = decode_one(m, &slots[i]);
     return LILY_OK;
 }
 
-/* All slots advance; when values of one are not finite, the others are still good. */
 static int decode_wait(struct backend_model *m, struct decode_result *results, int32_t n,
                        lily_err *err) {
-    if (n != m->pending_n || n < 1) {
+    struct ref_flight oldest = m->flight[0];
+    if (m->flights == 0 || n != oldest.n) {
         return ERR(err, LILY_EINVAL, "decode: found a wait for %d slots, expected %d as submitted",
-                   n, m->pending_n);
+                   n, m->flights ? oldest.n : 0);
     }
-    int rc = LILY_OK;
-    m->pending_n = 0;
-    for (int32_t i = 0; i < n; i++) {
-        const struct decode_slot *slot = &m->pending[i];
-        int one = step(slot->session, slot->token, slot->logits, rc == LILY_OK ? err : NULL);
-        if (rc == LILY_OK && one != LILY_OK) rc = err_prefix(err, one, "slot %d", i);
-        results[i].token = -1;
-    }
-    return rc;
+    memcpy(results, oldest.results, (size_t)n * sizeof *results);
+    m->flight[0] = m->flight[1];
+    m->flight[1] = oldest;
+    m->flights--;
+    return LILY_OK;
 }
 
 const struct backend backend_ref = {
@@ -145,9 +184,15 @@ const struct backend backend_ref = {
     .prefill = prefill,
     .decode_submit = decode_submit,
     .decode_wait = decode_wait,
+    .sample_begin = ref_sample_begin,
+    .rewind = ref_rewind,
     .state_bytes = ref_state_bytes,
+    .state_new = ref_state_new,
+    .state_free = ref_state_free,
     .state_save = ref_state_save,
     .state_restore = ref_state_restore,
+    .state_export = ref_state_export,
+    .state_import = ref_state_import,
     .kv_bytes = ref_kv_bytes,
     .kv_export = ref_kv_export,
     .kv_import = ref_kv_import,

@@ -8,6 +8,7 @@
  *   deltanet.c   Gated DeltaNet: convolution, gates, delta rule (the other layers)
  *   moe.c        router, routed experts, shared expert (every layer)
  *   head.c       embedding row and logits
+ *   sample.c     the next token from the logits, as a device picks it
  *   open.c       opening a model, memory, statistics
  *   session.c    what a sequence remembers: KV rows, recurrent and convolution state
  *
@@ -19,6 +20,8 @@
 #include <math.h>
 
 #include "backend/backend.h"
+
+enum { REF_FLIGHTS = 2 }; /* steps in flight */
 
 /* One token's activations. All arrays lie in one block owned by the model. */
 struct ref_scratch {
@@ -43,6 +46,15 @@ struct ref_scratch {
     float *inner;   /* [2][max(I, shared_width)] gate and up of one expert */
     float *expert;  /* [H] output of one expert */
     float *shared;  /* [H] */
+    /* sampling */
+    float *logits;    /* [V] of a step whose logits the host does not want */
+    float *penalised; /* [V] */
+};
+
+/* A step that ran when it was submitted and whose results wait to be handed over. */
+struct ref_flight {
+    struct decode_result *results; /* [max_sessions] of which [n] are used */
+    int32_t n;
 };
 
 struct backend_model {
@@ -50,9 +62,10 @@ struct backend_model {
     struct backend_options options;
     int32_t attention_layers;
     int32_t gdn_layers;
-    int32_t sessions;            /* open now */
-    struct decode_slot *pending; /* [max_sessions] submitted, not yet waited for */
-    int32_t pending_n;
+    int32_t sessions; /* open now */
+    struct ref_flight
+        flight[REF_FLIGHTS]; /* [flights] submitted, not yet waited for, oldest first */
+    int32_t flights;
     float *inv_freq; /* [rotary_dim / 2] */
     struct ref_scratch x;
     float *block; /* all of x, and inv_freq */
@@ -70,6 +83,16 @@ struct backend_session {
     float *values;    /* [attention_layers][context][kv_dim] */
     float *state;     /* [gdn_layers][gdn_v_heads][128 key][128 value] */
     float *conv;      /* [gdn_layers][3][conv_dim] last inputs of the convolution, oldest first */
+    float *before;    /* state and conv before the last decoded token */
+    bool can_rewind;  /* the last change was a decoded token */
+    int32_t *counts;  /* [V] 0: not seen, 1: in the prompt only, 1 + n: n times as output */
+    int32_t sampled;  /* by the last step; -1: it sampled nothing */
+};
+
+/* A saved state in ordinary memory. */
+struct backend_state {
+    size_t bytes;
+    float data[]; /* state, then conv */
 };
 
 /* open.c: the backend's functions of the same names */
@@ -113,6 +136,11 @@ void ref_embed(const struct weights *w, int32_t token, float *h);
 void ref_logits(const struct weights *w, const float *normed, float *logits);
 bool ref_finite(const float *x, int32_t n);
 
+/* sample.c: the token that pick number pick takes from logits[n], all finite, after counts[n] of
+ * the sequence so far; x[n] is scratch. */
+int32_t ref_sample(const struct backend_sampling *p, uint64_t pick, const float *logits,
+                   const int32_t *counts, int32_t n, float *x);
+
 /* session.c: the backend's functions of the same names */
 int ref_session_new(struct backend_model *m, int32_t context, struct backend_session **out,
                     lily_err *err);
@@ -120,8 +148,15 @@ void ref_session_free(struct backend_session *s);
 int32_t ref_position(const struct backend_session *s);
 void ref_reset(struct backend_session *s);
 size_t ref_state_bytes(const struct backend_model *m);
-int ref_state_save(struct backend_session *s, void *out, lily_err *err);
-int ref_state_restore(struct backend_session *s, const void *in, int32_t pos, lily_err *err);
+int ref_state_new(struct backend_model *m, struct backend_state **out, lily_err *err);
+void ref_state_free(struct backend_state *state);
+int ref_state_save(struct backend_session *s, struct backend_state *to, lily_err *err);
+int ref_state_restore(struct backend_session *s, const struct backend_state *from, int32_t pos,
+                      lily_err *err);
+int ref_state_export(const struct backend_state *from, void *out, lily_err *err);
+int ref_state_import(struct backend_state *to, const void *in, lily_err *err);
+int ref_rewind(struct backend_session *s, lily_err *err);
+int ref_sample_begin(struct backend_session *s, const int32_t *prompt, int32_t n, lily_err *err);
 size_t ref_kv_bytes(const struct backend_model *m, int32_t n);
 int ref_kv_export(struct backend_session *s, int32_t from, int32_t n, void *out, lily_err *err);
 int ref_kv_import(struct backend_session *s, int32_t from, int32_t n, const void *in,

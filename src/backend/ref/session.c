@@ -46,20 +46,21 @@ int ref_session_new(struct backend_model *m, int32_t context, struct backend_ses
     }
     struct backend_session *s = calloc(1, sizeof *s);
     size_t kv = ref_kv_bytes(m, context);
-    if (s) {
-        s->state = calloc(1, ref_state_bytes(m));
-        s->keys = kv == SIZE_MAX ? NULL : malloc(kv);
-    }
-    if (!s || !s->state || !s->keys) {
-        if (s) free(s->state), free(s->keys);
-        free(s);
+    if (!s) return ERR_NOMEM(err, "session");
+    s->model = m;
+    m->sessions++;
+    s->state = calloc(1, ref_state_bytes(m));
+    s->before = malloc(ref_state_bytes(m));
+    s->counts = calloc((size_t)m->w->shape->vocab, sizeof *s->counts);
+    s->keys = kv == SIZE_MAX ? NULL : malloc(kv);
+    if (!s->state || !s->before || !s->counts || !s->keys) {
+        ref_session_free(s);
         return ERR_NOMEM(err, "session");
     }
-    s->model = m;
+    s->sampled = -1;
     s->context = context;
     s->values = s->keys + kv / sizeof(float) / 2;
     s->conv = s->state + state_floats(m);
-    m->sessions++;
     *out = s;
     return LILY_OK;
 }
@@ -68,6 +69,8 @@ void ref_session_free(struct backend_session *s) {
     if (!s) return;
     s->model->sessions--;
     free(s->state);
+    free(s->before);
+    free(s->counts);
     free(s->keys);
     free(s);
 }
@@ -79,21 +82,81 @@ int32_t ref_position(const struct backend_session *s) {
 void ref_reset(struct backend_session *s) {
     memset(s->state, 0, ref_state_bytes(s->model));
     s->position = s->kv_rows = 0;
+    s->can_rewind = false;
+    s->sampled = -1;
 }
 
-int ref_state_save(struct backend_session *s, void *out, lily_err *err) {
-    (void)err;
-    memcpy(out, s->state, ref_state_bytes(s->model));
+/* ---- saved states ---------------------------------------------------------------------------- */
+
+int ref_state_new(struct backend_model *m, struct backend_state **out, lily_err *err) {
+    size_t bytes = ref_state_bytes(m);
+    *out = malloc(sizeof **out + bytes);
+    if (!*out) return ERR_NOMEM(err, "state");
+    (*out)->bytes = bytes;
     return LILY_OK;
 }
 
-int ref_state_restore(struct backend_session *s, const void *in, int32_t pos, lily_err *err) {
+void ref_state_free(struct backend_state *state) {
+    free(state);
+}
+
+int ref_state_save(struct backend_session *s, struct backend_state *to, lily_err *err) {
+    (void)err;
+    memcpy(to->data, s->state, to->bytes);
+    return LILY_OK;
+}
+
+int ref_state_restore(struct backend_session *s, const struct backend_state *from, int32_t pos,
+                      lily_err *err) {
     int rc = backend_check_restore(pos, s->kv_rows, err);
     if (rc != LILY_OK) return rc;
-    memcpy(s->state, in, ref_state_bytes(s->model));
+    memcpy(s->state, from->data, from->bytes);
     s->position = pos;
+    s->can_rewind = false;
+    s->sampled = -1;
     return LILY_OK;
 }
+
+int ref_state_export(const struct backend_state *from, void *out, lily_err *err) {
+    (void)err;
+    memcpy(out, from->data, from->bytes);
+    return LILY_OK;
+}
+
+int ref_state_import(struct backend_state *to, const void *in, lily_err *err) {
+    (void)err;
+    memcpy(to->data, in, to->bytes);
+    return LILY_OK;
+}
+
+int ref_rewind(struct backend_session *s, lily_err *err) {
+    if (!s->can_rewind) {
+        return ERR(err, LILY_EINVAL,
+                   "rewind: found no decoded token just before it, expected one; restore a state "
+                   "to go back further");
+    }
+    memcpy(s->state, s->before, ref_state_bytes(s->model));
+    s->kv_rows = --s->position;
+    s->can_rewind = false;
+    s->sampled = -1;
+    return LILY_OK;
+}
+
+/* ---- what penalties count -------------------------------------------------------------------- */
+
+int ref_sample_begin(struct backend_session *s, const int32_t *prompt, int32_t n, lily_err *err) {
+    int32_t vocab = s->model->w->shape->vocab;
+    for (int32_t i = 0; i < n; i++) {
+        if (prompt[i] >= 0 && prompt[i] < vocab) continue;
+        return ERR(err, LILY_EINVAL, "prompt: found token id %d at %d, expected 0 to %d", prompt[i],
+                   i, vocab - 1);
+    }
+    memset(s->counts, 0, (size_t)vocab * sizeof *s->counts);
+    for (int32_t i = 0; i < n; i++) s->counts[prompt[i]] = 1;
+    return LILY_OK;
+}
+
+/* ---- keys and values ------------------------------------------------------------------------- */
 
 /* Copies rows [from, from + n) of every layer between a session and a packed block; out is NULL for
  * an import, in for an export. */

@@ -1,0 +1,221 @@
+/* The CUDA backend. Host in C against the driver API, which is opened at run time; kernels compiled
+ * per shape and embedded. One file per concept, in the order a process meets them:
+ *
+ *   driver.c    libcuda.so.1: found, checked, its errors as messages
+ *   module.c    the embedded kernels of a shape, loaded
+ *   upload.c    weights into device memory, memory preflight
+ *   cuda.c      opening a model, statistics, the table
+ *   session.c   what a sequence remembers, in device memory
+ *   step.c      decode: slots checked, up to two steps in flight, results handed over
+ *   prefill.c   a chunk of a prompt through the portable kernels
+ *   portable.c  a decode step through the portable kernels
+ *   decode.c    a decode step as one persistent kernel (sm_90a)
+ *   plan.c      what a step costs
+ *   kernels/    device.h: what host and kernels share; portable_*.cu: any card from 8.0; the others
+ *               are for sm_90a
+ *
+ * Everything is queued on one stream, so that its order is the order of the calls. */
+#ifndef LILY_CUDA_CUDA_H
+#define LILY_CUDA_CUDA_H
+
+#include "backend/backend.h"
+#include "backend/cuda/driver.h"
+#include "backend/cuda/kernels/device.h"
+
+enum {
+    CUDA_CHUNK = 4096, /* rows of one prefill step at most */
+    CUDA_IN_FLIGHT = 2,
+    CUDA_ALIGN = 256, /* of every array in device memory */
+    CUDA_MIN_CAPABILITY = 80,
+    CUDA_MIN_DRIVER = 13000, /* the toolkit that compiles the kernels */
+    CUDA_HEAD_ROWS = 32      /* rows of logits at once */
+};
+
+/* The model in device memory. */
+struct cuda_weights {
+    struct cuda_mat embed;    /* [V, H] */
+    struct cuda_mat lm_head;  /* [V, H] */
+    CUdeviceptr final_norm;   /* float [H] */
+    struct cuda_layer *layer; /* [layers] on the host, owned */
+    CUdeviceptr layer_device; /* the same table in device memory */
+    CUdeviceptr inv_freq;     /* float [rotary_dim / 2] of RoPE, as ref computes them */
+    CUdeviceptr arena;        /* all of it, one allocation */
+    size_t bytes;
+};
+
+/* Scratch of a step of R = rows rows; arrays live in one allocation. `wide` is shared by what is
+ * never alive at once: a mixer's projections, the experts' outputs. */
+struct cuda_scratch {
+    CUdeviceptr x;         /* float [R][H] residual stream */
+    CUdeviceptr normed;    /* float [R][H] */
+    CUdeviceptr normed_bf; /* bf16 [R][H] the same, rounded */
+    CUdeviceptr wide;      /* float [R][max(proj, (top_k + 1) * H)] */
+    CUdeviceptr queries;   /* float [R][conv_dim] after the convolution, or [R][q_dim] after RoPE */
+    CUdeviceptr gates;     /* float [R][2 * gdn_v_heads] beta, then decay */
+    CUdeviceptr delta;     /* float [R][gdn_v_dim] */
+    CUdeviceptr mix;       /* float [R][max(q_dim, gdn_v_dim)] input of the output projection */
+    CUdeviceptr mix_bf;    /* bf16, the same */
+    CUdeviceptr out;       /* float [R][H] */
+    CUdeviceptr scores;    /* float [R][E + 1] */
+    CUdeviceptr routing;   /* float [R][2 * top_k] ids in descending order of weight, weights */
+    CUdeviceptr hidden;    /* bf16 (prefill) or float (decode) [R][top_k + 1][I] */
+    CUdeviceptr experts;   /* int32: counts, offsets, block map of the grouped products */
+    CUdeviceptr pairs;     /* int32 [R * top_k] row * top_k + choice, sorted by expert */
+    CUdeviceptr places;    /* int32 [R * top_k] where a pair lies in pairs */
+    CUdeviceptr partial;   /* float: partial attention of decode steps */
+    CUdeviceptr ids;       /* int32 [R] tokens of a prompt chunk */
+    CUdeviceptr logits;    /* float [max(max_sessions, CUDA_HEAD_ROWS)][V] */
+    CUdeviceptr finite;    /* int32 [CUDA_IN_FLIGHT][max_sessions]: 0 after a NaN or infinity */
+    CUdeviceptr sampling;  /* candidates of the device's sampling, see portable_sample.cu */
+    CUdeviceptr block;
+    size_t bytes;
+};
+
+/* One decode step on its way. Its slots lie in pinned host memory and, once queued, in device
+ * memory; results and logits come back to pinned memory. */
+struct cuda_step {
+    int32_t n;               /* slots; 0: none in flight */
+    struct cuda_slot *slots; /* [max_sessions] pinned */
+    CUdeviceptr slots_device;
+    struct cuda_result *results; /* [max_sessions] pinned */
+    CUdeviceptr results_device;
+    float *logits; /* [max_sessions][V] pinned */
+    bool any_logits;
+    CUevent done;               /* after results and logits have arrived */
+    struct decode_slot *wanted; /* [max_sessions] as submitted */
+};
+
+/* A way to run decode steps on this card, chosen at open: the first of cuda_paths whose open
+ * succeeds with *usable set, and for each step the first opened one that takes it. */
+struct cuda_path {
+    const char *name; /* "persistent sm_90a" */
+    /* Loads kernels, allocates; *usable false with LILY_OK: not for this card or shape. */
+    int (*open)(struct backend_model *m, bool *usable, lily_err *err);
+    void (*close)(struct backend_model *m);
+    bool (*takes)(const struct backend_model *m, const struct cuda_step *step);
+    /* Queues the step on m->stream: reads step->slots_device (already queued) and leaves
+     * results_device and, for slots that want them, rows of x.logits [slot][V]. Sampled tokens go
+     * to each slot's token too. */
+    int (*queue)(struct backend_model *m, struct cuda_step *step, lily_err *err);
+};
+extern const struct cuda_path *const cuda_paths[]; /* ended by NULL; the portable path is last */
+extern const struct cuda_path cuda_path_portable;
+
+enum { CUDA_MAX_PATHS = 4 };
+
+struct backend_model {
+    const struct weights *w; /* the caller's, outlives the model */
+    struct backend_options options;
+    const struct cuda_driver *d;
+    CUdevice device;
+    CUcontext context;
+    CUstream stream;
+    char name[96];        /* of the device */
+    int32_t capability;   /* 90: sm_90 */
+    int32_t processors;   /* multiprocessors */
+    int32_t shared_limit; /* bytes of shared memory one block may use */
+    int32_t attention_layers, gdn_layers;
+    int32_t rows;       /* R: most rows of a step */
+    int32_t proj_width; /* rows of the taller of qkvz and qkv */
+    int32_t sessions;   /* open now */
+    struct cuda_weights dw;
+    struct cuda_scratch x;
+    struct cuda_modules *modules;                  /* module.c */
+    struct cuda_portable *portable;                /* prefill.c: its kernels */
+    struct cuda_decode *decode;                    /* decode.c: what it needs; NULL: not in use */
+    const struct cuda_path *paths[CUDA_MAX_PATHS]; /* opened, in order of preference */
+    int32_t n_paths;
+    struct cuda_step steps[CUDA_IN_FLIGHT]; /* a ring */
+    int32_t first_step, n_steps;            /* oldest in flight, number in flight */
+    char *staging;                          /* pinned, for uploads, prompts and states */
+    size_t staging_bytes;
+    size_t session_bytes; /* taken by open sessions */
+};
+
+/* Everything a sequence remembers. */
+struct backend_session {
+    struct backend_model *model;
+    int32_t context;      /* most tokens */
+    int32_t capacity;     /* rows of keys and values */
+    int32_t position;     /* tokens consumed, steps in flight included */
+    int32_t kv_rows;      /* leading positions whose KV rows are held, at least position */
+    int32_t parity;       /* which of the two buffers holds the present state */
+    bool can_rewind;      /* the newest step was a decode step and has not been taken back */
+    bool counting;        /* sample_begin was called */
+    CUdeviceptr state[2]; /* float [gdn_layers][gdn_v_heads][128 key][128 value] */
+    CUdeviceptr conv[2];  /* float [gdn_layers][3][conv_dim], oldest first; follows its state */
+    CUdeviceptr keys;     /* bf16 [attention_layers][kv_heads][capacity][head_dim] */
+    CUdeviceptr values;   /* the same */
+    CUdeviceptr token;    /* int32: sampled last */
+    CUdeviceptr counts;   /* int32 [V] */
+    CUdeviceptr block;
+    size_t bytes;
+};
+
+static inline const struct shape *model_shape(const struct backend_model *m) {
+    return m->w->shape;
+}
+
+/* Makes the model's context current for this thread: first thing in every entry point. */
+int cuda_enter(const struct backend_model *m, lily_err *err);
+
+/* Memory on the device, CUDA_ALIGN-aligned; the caller frees with m->d->memory_free. */
+int cuda_memory(const struct backend_model *m, size_t bytes, const char *what, CUdeviceptr *out,
+                lily_err *err);
+
+/* module.c. The kernels embedded for a shape: one module per kernel file. */
+int cuda_modules_load(const struct cuda_driver *d, const struct shape *shape, int32_t capability,
+                      struct cuda_modules **out, lily_err *err);
+void cuda_modules_free(const struct cuda_driver *d, struct cuda_modules *modules);
+bool cuda_kernels_embedded(const char *shape); /* for a shape's name; NULL: for any */
+/* A kernel by its file ("portable_gemm") and name, with room for `shared` bytes of dynamic shared
+ * memory. */
+int cuda_function(const struct cuda_driver *d, const struct cuda_modules *modules, const char *file,
+                  const char *kernel, size_t shared, CUfunction *out, lily_err *err);
+
+/* Queues kernel f on the model's stream: grid (gx, gy, gz), block threads, arguments by address. */
+int cuda_launch(const struct backend_model *m, CUfunction f, unsigned gx, unsigned gy, unsigned gz,
+                unsigned threads, size_t shared, void **arguments, lily_err *err);
+
+/* upload.c. Sizes of everything at open, the preflight's message, the copy itself. */
+int cuda_check_weights(const struct weights *w, lily_err *err);
+size_t cuda_weight_bytes(const struct weights *w);
+int cuda_upload(struct backend_model *m, lily_err *err);
+void cuda_weights_free(struct backend_model *m);
+
+/* prefill.c: opens the kernels that prompts and portable decode share; backend's prefill. */
+int cuda_portable_open(struct backend_model *m, lily_err *err);
+void cuda_portable_close(struct backend_model *m);
+int cuda_prefill(struct backend_session *s, struct prefill_step *step, lily_err *err);
+
+/* step.c: the backend's functions of the same names */
+int cuda_steps_open(struct backend_model *m, lily_err *err);
+void cuda_steps_close(struct backend_model *m);
+size_t cuda_steps_bytes(const struct backend_model *m);
+int cuda_decode_submit(struct backend_model *m, const struct decode_slot *slots, int32_t n,
+                       lily_err *err);
+int cuda_decode_wait(struct backend_model *m, struct decode_result *results, int32_t n,
+                     lily_err *err);
+
+/* session.c: the backend's functions of the same names */
+int cuda_session_new(struct backend_model *m, int32_t context, struct backend_session **out,
+                     lily_err *err);
+void cuda_session_free(struct backend_session *s);
+int32_t cuda_position(const struct backend_session *s);
+void cuda_reset(struct backend_session *s);
+size_t cuda_session_bytes(const struct backend_model *m, int32_t context);
+size_t cuda_state_bytes(const struct backend_model *m);
+int cuda_state_save(struct backend_session *s, void *out, lily_err *err);
+int cuda_state_restore(struct backend_session *s, const void *in, int32_t pos, lily_err *err);
+size_t cuda_kv_bytes(const struct backend_model *m, int32_t n);
+int cuda_kv_export(struct backend_session *s, int32_t from, int32_t n, void *out, lily_err *err);
+int cuda_kv_import(struct backend_session *s, int32_t from, int32_t n, const void *in,
+                   lily_err *err);
+int cuda_sample_begin(struct backend_session *s, const int32_t *prompt, int32_t n, lily_err *err);
+int cuda_rewind(struct backend_session *s, lily_err *err);
+
+/* plan.c */
+int cuda_plan(const struct shape *shape, const struct plan_query *query, struct backend_plan *out,
+              lily_err *err);
+
+#endif

@@ -1,0 +1,85 @@
+/* What host and kernels both read: the weights as they lie in device memory, and one row of a
+ * decode step. C11 and CUDA. DEV(T) is a pointer to T in device memory: a real pointer in kernels,
+ * a number on the host, so that the host cannot follow it by mistake. */
+#ifndef LILY_CUDA_DEVICE_H
+#define LILY_CUDA_DEVICE_H
+
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define DEV(T) T *
+#else
+#define DEV(T) uint64_t
+#endif
+
+/* An affine 4- or 8-bit matrix in groups of 64 inputs (model/weights.h), laid out as in the packed
+ * file. Every array begins at a multiple of 256 bytes; a view of some rows of a taller matrix
+ * begins at its first row. */
+struct cuda_mat {
+    DEV(const uint8_t) codes;   /* [rows][cols * bits / 8], low nibble first */
+    DEV(const uint16_t) scales; /* bf16 [rows][cols / 64] */
+    DEV(const uint16_t) biases; /* bf16 [rows][cols / 64] */
+    int32_t rows;
+    int32_t cols;
+    int32_t bits; /* 4 or 8 */
+    int32_t reserved;
+};
+
+/* Matrices that share their input lie one below the other as one tall matrix (of one width of
+ * codes: where a checkpoint has 4 and 8 bits in one of these, the 4-bit codes are widened, which
+ * changes no value). */
+struct cuda_layer {
+    DEV(const float) input_norm; /* [H] */
+    DEV(const float) post_norm;  /* [H] */
+    /* full attention */
+    struct cuda_mat qkv;     /* [2 * q_dim + 2 * kv_dim, H]: per head query, gate; keys; values */
+    struct cuda_mat o;       /* [H, q_dim] */
+    DEV(const float) q_norm; /* [head_dim] */
+    DEV(const float) k_norm; /* [head_dim] */
+    /* Gated DeltaNet */
+    struct cuda_mat qkvz;        /* [conv_dim + gdn_v_dim, H]: q, k, v, then z */
+    struct cuda_mat ba;          /* [2 * gdn_v_heads, H]: b, then a */
+    struct cuda_mat out;         /* [H, gdn_v_dim] */
+    DEV(const float) conv;       /* [conv_dim][4]; tap 3 multiplies the current token */
+    DEV(const float) decay_rate; /* [gdn_v_heads] exp(a_log) */
+    DEV(const float) dt_bias;    /* [gdn_v_heads] */
+    DEV(const float) gdn_norm;   /* [128] */
+    /* experts */
+    struct cuda_mat router;      /* [E + 1, H]: the shared expert's scalar gate is the last row */
+    struct cuda_mat gate;        /* [E * I, H]: expert e owns rows e * I and on */
+    struct cuda_mat up;          /* [E * I, H] */
+    struct cuda_mat down;        /* [E * H, I] */
+    struct cuda_mat shared_gate; /* [shared_width, H] */
+    struct cuda_mat shared_up;   /* [shared_width, H] */
+    struct cuda_mat shared_down; /* [H, shared_width] */
+};
+
+/* One row of a decode step. The session's state alternates between two buffers, so that the step
+ * before this one can be taken back: a step reads one and writes all of the other. */
+struct cuda_slot {
+    DEV(const float) state_in; /* [gdn_layers][gdn_v_heads][128 key][128 value] */
+    DEV(float) state_out;
+    DEV(const float) conv_in; /* [gdn_layers][3][conv_dim], oldest first */
+    DEV(float) conv_out;
+    DEV(uint16_t) keys;   /* bf16 [attention_layers][kv_heads][capacity][head_dim], after RoPE */
+    DEV(uint16_t) values; /* bf16, the same */
+    DEV(int32_t) token;   /* the token this session sampled last: read when input is -1, written */
+    DEV(int32_t) counts;  /* [V] 0: not seen, 1: in the prompt, 1 + n: n times in the output */
+    int32_t input;        /* the token to append, or -1 */
+    int32_t pos;          /* its position */
+    int32_t capacity;     /* rows of keys and values */
+    int32_t sample;       /* 0: the host samples; 1: pick on the device */
+    float temperature, top_p, min_p;
+    float repetition, frequency, presence;
+    int32_t top_k;
+    int32_t want_logits; /* the host reads this row's logits */
+    uint64_t stream, pick;
+};
+
+/* What a decode step leaves for the host, one per slot. */
+struct cuda_result {
+    int32_t token;  /* -1 where the host samples */
+    int32_t finite; /* 0: a logit or the residual stream was NaN or infinite */
+};
+
+#endif
