@@ -27,6 +27,10 @@ struct backend_options {
     int32_t threads;      /* CPU threads, 0: as many as are worth it */
     int32_t max_sessions; /* sessions open at once */
     int32_t max_context;  /* tokens of the largest session */
+    /* Called by open now and then with bytes of weights moved and to move; nonzero cancels
+     * (LILY_ECANCELED). May be NULL. */
+    int (*progress)(void *arg, uint64_t done, uint64_t total);
+    void *progress_arg;
     /* When set, receives every stage's output rows (tests; slow). layer is -1 outside layers. */
     void (*trace)(void *arg, enum stage stage, int32_t layer, int32_t pos, const float *row,
                   int32_t n);

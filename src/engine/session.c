@@ -28,7 +28,6 @@ int lily_session_new(lily_engine *e, int32_t context, lily_session **out, lily_e
     s->tokens = malloc((size_t)s->context * sizeof *s->tokens);
     s->logits = malloc((size_t)e->weights->shape->vocab * sizeof *s->logits);
     atomic_init(&s->cancel, false);
-    states_init(&s->states, e->backend->state_bytes(e->model), e->state_bytes);
     e->sessions++;
     int rc = s->tokens && s->logits ? 0 : ERR_NOMEM(err, "session");
     if (rc || (rc = sampler_new(&e->vocab, &s->sampler, err)) ||
@@ -36,6 +35,7 @@ int lily_session_new(lily_engine *e, int32_t context, lily_session **out, lily_e
         lily_session_free(s);
         return rc;
     }
+    states_init(&s->states, e->backend, e->model, e->state_bytes); /* of what memory is left */
     *out = s;
     return 0;
 }
@@ -104,17 +104,20 @@ static bool all_finite(const float *x, int32_t n) {
     return !bad;
 }
 
-/* Accepts the logits the backend just wrote. A non-finite value has come from the state or will be
- * in it, and would spoil every later token: the session starts over. */
-static int accept_logits(lily_session *s, lily_err *err) {
-    s->has_logits = all_finite(s->logits, s->engine->weights->shape->vocab);
-    if (s->has_logits) return 0;
-    int32_t position = session_position(s);
+/* A non-finite value after token number position has come from the state or will be in it, and
+ * would spoil every later token: the session starts over. */
+static int not_finite(lily_session *s, int32_t position, lily_err *err) {
     lily_session_reset(s);
     return ERR(err, LILY_ENUMERIC,
                "logits: found non-finite values after token %d; the session was emptied, so that "
                "the next request starts clean; if it happens again, check the model's files",
                position);
+}
+
+/* Accepts the logits the backend just wrote. */
+static int accept_logits(lily_session *s, lily_err *err) {
+    s->has_logits = all_finite(s->logits, s->engine->weights->shape->vocab);
+    return s->has_logits ? 0 : not_finite(s, session_position(s), err);
 }
 
 /* After a failed backend call nothing is known about its state. */
@@ -127,7 +130,7 @@ static int fail(lily_session *s, int rc) {
 
 static void take_checkpoint(lily_session *s, int32_t pos, bool decode) {
     lily_err err;
-    void *room = states_add(&s->states, pos, decode, s->forks, s->n_forks);
+    struct backend_state *room = states_add(&s->states, pos, decode, s->forks, s->n_forks);
     if (room && s->engine->backend->state_save(s->backend, room, &err)) {
         states_remove(&s->states, pos); /* a checkpoint less costs time only */
         engine_log(s->engine, "state checkpoint at token %d: %s", pos, err.msg);
@@ -198,7 +201,7 @@ static int32_t go_back(lily_session *s, const int32_t *ids, int32_t n) {
     const struct state *state = states_find(&s->states, most);
     if (pos <= most && (!state || state->pos <= pos)) return pos;
     lily_err err;
-    if (state && b->state_restore(s->backend, state->data, state->pos, &err) == 0) {
+    if (state && b->state_restore(s->backend, state->saved, state->pos, &err) == 0) {
         return state->pos;
     }
     if (state) engine_log(s->engine, "state checkpoint at token %d: %s", state->pos, err.msg);
@@ -259,6 +262,7 @@ int session_step(lily_session *s, int32_t id, lily_err *err) {
     if (rc) return fail(s, rc);
     s->tokens[pos++] = id;
     if (pos > s->held) s->held = pos;
+    if (!result.finite) return not_finite(s, pos, err);
     if ((rc = accept_logits(s, err))) return rc;
     if (pos % BACKEND_GRID == 0) take_checkpoint(s, pos, true);
     return 0;

@@ -1,35 +1,33 @@
 #include "engine/states.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { DECODE_KEPT = 2 };
 
-void states_init(struct states *s, size_t bytes, uint64_t budget) {
-    *s = (struct states){.bytes = bytes};
+void states_init(struct states *s, const struct backend *b, struct backend_model *m,
+                 uint64_t budget) {
+    *s = (struct states){.backend = b};
+    size_t bytes = b->state_bytes(m);
     uint64_t n = bytes ? budget / bytes : 0;
+    lily_err err; /* fewer checkpoints cost time only */
     if (n > STATES_MAX) n = STATES_MAX;
-    while ((uint64_t)s->n_spare < n) {
-        void *data = malloc(bytes);
-        if (!data) break;
-        s->spare[s->n_spare++] = data;
-    }
+    while ((uint64_t)s->n_spare < n && !b->state_new(m, &s->spare[s->n_spare], &err)) s->n_spare++;
     s->limit = s->n_spare;
 }
 
 void states_clear(struct states *s) {
-    for (int32_t i = 0; i < s->n; i++) s->spare[s->n_spare++] = s->entry[i].data;
+    for (int32_t i = 0; i < s->n; i++) s->spare[s->n_spare++] = s->entry[i].saved;
     s->n = 0;
 }
 
 void states_free(struct states *s) {
     states_clear(s);
-    for (int32_t i = 0; i < s->n_spare; i++) free(s->spare[i]);
+    for (int32_t i = 0; i < s->n_spare; i++) s->backend->state_free(s->spare[i]);
     s->n_spare = 0;
 }
 
 static void drop(struct states *s, int32_t i) {
-    s->spare[s->n_spare++] = s->entry[i].data;
+    s->spare[s->n_spare++] = s->entry[i].saved;
     s->n--;
     memmove(s->entry + i, s->entry + i + 1, (size_t)(s->n - i) * sizeof *s->entry);
 }
@@ -80,7 +78,8 @@ static bool evict(struct states *s, bool for_decode, const int32_t *keep, int32_
     return true;
 }
 
-void *states_add(struct states *s, int32_t pos, bool decode, const int32_t *keep, int32_t n_keep) {
+struct backend_state *states_add(struct states *s, int32_t pos, bool decode, const int32_t *keep,
+                                 int32_t n_keep) {
     int32_t oldest_decode = -1, n_decode = 0;
     if (s->limit == 0) return NULL;
     for (int32_t i = s->n - 1; i >= 0; i--) {
@@ -94,11 +93,11 @@ void *states_add(struct states *s, int32_t pos, bool decode, const int32_t *keep
     } else if (s->n == s->limit && !evict(s, decode, keep, n_keep)) {
         return NULL;
     }
-    void *data = s->spare[--s->n_spare];
+    struct backend_state *saved = s->spare[--s->n_spare];
     int32_t at = s->n;
     while (at > 0 && s->entry[at - 1].pos > pos) at--;
     memmove(s->entry + at + 1, s->entry + at, (size_t)(s->n - at) * sizeof *s->entry);
-    s->entry[at] = (struct state){.pos = pos, .decode = decode, .data = data};
+    s->entry[at] = (struct state){.pos = pos, .decode = decode, .saved = saved};
     s->n++;
-    return data;
+    return saved;
 }

@@ -1,6 +1,7 @@
 /* State checkpoints of one session: copies of the recurrent and convolution state at positions of
  * its token sequence, from which an edited prompt resumes. The KV cache is per position and needs
- * no copy; this state is the part that cannot be taken back (63 MB for the real model).
+ * no copy; this state is the part that cannot be taken back (63 MB for the real model). The copies
+ * lie where the backend likes them best, a GPU's in its own memory.
  *
  * Invariant: every checkpoint was taken at its position of the session's present tokens. The
  * session keeps it by calling states_drop_above before it changes a token. */
@@ -8,32 +9,32 @@
 #define LILY_ENGINE_STATES_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include "base/err.h"
+#include "backend/backend.h"
 
 enum { STATES_MAX = 32 };
 
 struct state {
     int32_t pos;
     bool decode; /* taken while generating: only the last two of these are kept */
-    void *data;  /* [bytes] */
+    struct backend_state *saved;
 };
 
 struct states {
-    size_t bytes;                   /* of one state */
+    const struct backend *backend;
     int32_t limit;                  /* checkpoints there is memory for, at most STATES_MAX */
     int32_t n;                      /* taken */
     struct state entry[STATES_MAX]; /* [n] by ascending position */
-    void *spare[STATES_MAX];        /* [n_spare] memory of those not taken; n + n_spare = limit */
+    struct backend_state *spare[STATES_MAX]; /* [n_spare] not taken; n + n_spare = limit */
     int32_t n_spare;
 };
 
-/* Reserves the memory of as many checkpoints as budget bytes hold (fewer where the system gives
- * less), so that none is allocated while tokens are decoded. Until a checkpoint is taken its memory
- * is not touched, which on common systems means that it is not used either. */
-void states_init(struct states *s, size_t bytes, uint64_t budget);
+/* Reserves the memory of as many checkpoints as budget bytes hold (fewer where the backend gives
+ * less), so that none is allocated while tokens are decoded. In ordinary memory one is not touched
+ * until it is taken, which on common systems means that it is not used either. */
+void states_init(struct states *s, const struct backend *b, struct backend_model *m,
+                 uint64_t budget);
 void states_free(struct states *s);
 void states_clear(struct states *s); /* forgets all, keeps the memory */
 
@@ -46,7 +47,8 @@ const struct state *states_find(const struct states *s, int32_t pos);
  * one already, or no budget. When all are taken the one goes whose loss costs least, the
  * nearest to its predecessor; of those in keep[n_keep] none for a decode checkpoint, and for others
  * only if nothing else is left. */
-void *states_add(struct states *s, int32_t pos, bool decode, const int32_t *keep, int32_t n_keep);
+struct backend_state *states_add(struct states *s, int32_t pos, bool decode, const int32_t *keep,
+                                 int32_t n_keep);
 void states_remove(struct states *s, int32_t pos); /* the caller could not fill it */
 
 #endif

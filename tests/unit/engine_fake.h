@@ -44,7 +44,7 @@ static struct fake {
     int32_t chunk_us;     /* time of a prefill call */
     bool save_fails, restore_fails, no_sessions;
     /* what it did */
-    int32_t prefilled, decoded, saved, restored, models, sessions;
+    int32_t prefilled, decoded, saved, restored, models, sessions, states;
 } fake;
 
 struct backend_model {
@@ -55,6 +55,11 @@ struct backend_model {
 struct fake_state {
     uint64_t hash;
     bool spoilt;
+};
+
+struct backend_state {
+    struct fake_state state;
+    int32_t pos; /* where it was saved */
 };
 
 struct backend_session {
@@ -178,7 +183,7 @@ static int fake_wait(struct backend_model *m, struct decode_result *results, int
     if (rc) return rc;
     fake.decoded++;
     fake_logits(m->slot.session, m->slot.logits);
-    results[0].token = -1;
+    results[0] = (struct decode_result){.token = -1, .finite = !m->slot.session->state.spoilt};
     return 0;
 }
 
@@ -187,18 +192,33 @@ static size_t fake_state_bytes(const struct backend_model *m) {
     return sizeof(struct fake_state);
 }
 
-static int fake_save(struct backend_session *s, void *out, lily_err *err) {
+static int fake_state_new(struct backend_model *m, struct backend_state **out, lily_err *err) {
+    (void)m, (void)err;
+    *out = calloc(1, sizeof **out);
+    fake.states++;
+    return 0;
+}
+
+static void fake_state_free(struct backend_state *state) {
+    if (state) fake.states--;
+    free(state);
+}
+
+static int fake_save(struct backend_session *s, struct backend_state *to, lily_err *err) {
     if (fake.save_fails) return ERR(err, LILY_EBACKEND, "fake: told not to save");
-    memcpy(out, &s->state, sizeof s->state);
+    to->state = s->state;
+    to->pos = s->pos;
     fake.saved++;
     return 0;
 }
 
-static int fake_restore(struct backend_session *s, const void *in, int32_t pos, lily_err *err) {
+static int fake_restore(struct backend_session *s, const struct backend_state *from, int32_t pos,
+                        lily_err *err) {
     if (fake.restore_fails) return ERR(err, LILY_EBACKEND, "fake: told not to restore");
     assert_in_range(pos, 0, s->kv_rows);
     assert_int_equal(pos % BACKEND_GRID, 0);
-    memcpy(&s->state, in, sizeof s->state);
+    assert_int_equal(from->pos, pos); /* it was taken exactly where it is resumed */
+    s->state = from->state;
     s->pos = pos;
     fake.restored++;
     return 0;
@@ -222,6 +242,8 @@ static const struct backend backend_fake = {
     .decode_submit = fake_submit,
     .decode_wait = fake_wait,
     .state_bytes = fake_state_bytes,
+    .state_new = fake_state_new,
+    .state_free = fake_state_free,
     .state_save = fake_save,
     .state_restore = fake_restore,
     .stats = fake_stats,
@@ -289,6 +311,7 @@ static inline void fake_close_all(lily_engine *e, lily_session *s) {
     lily_engine_close(e);
     assert_int_equal(fake.models, 0);
     assert_int_equal(fake.sessions, 0);
+    assert_int_equal(fake.states, 0);
 }
 
 #endif

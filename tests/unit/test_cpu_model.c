@@ -326,7 +326,8 @@ static void test_save_restore(void **state) {
     struct backend_model *m = open_cpu(NULL, 2);
     struct backend_session *s = new_session(m), *t = new_session(m);
     lily_err err;
-    void *saved = malloc(backend_cpu.state_bytes(m));
+    struct backend_state *saved;
+    ok(backend_cpu.state_new(m, &saved, &err), &err);
     void *rows = malloc(backend_cpu.kv_bytes(m, FORK));
     feed(&backend_cpu, s, 0, FORK, 64, NULL);
     ok(backend_cpu.state_save(s, saved, &err), &err);
@@ -336,6 +337,11 @@ static void test_save_restore(void **state) {
     same(all, baseline() + (size_t)FORK * (size_t)vocab, END - FORK, "rewound");
 
     ok(backend_cpu.kv_export(s, 0, FORK, rows, &err), &err); /* into another session, in parts */
+    void *bytes = malloc(backend_cpu.state_bytes(m)); /* and the state by way of another one */
+    ok(backend_cpu.state_export(saved, bytes, &err), &err);
+    backend_cpu.state_free(saved);
+    ok(backend_cpu.state_new(m, &saved, &err), &err);
+    ok(backend_cpu.state_import(saved, bytes, &err), &err);
     assert_int_equal(backend_cpu.state_restore(t, saved, FORK, &err), LILY_EINVAL);
     assert_int_equal(backend_cpu.kv_import(t, 1, FORK - 1, rows, &err), LILY_EINVAL);
     ok(backend_cpu.kv_import(t, 0, FORK, rows, &err), &err);
@@ -346,8 +352,9 @@ static void test_save_restore(void **state) {
     assert_int_equal(backend_cpu.kv_export(t, 0, END + 1, rows, &err), LILY_EINVAL);
     backend_cpu.session_free(s);
     backend_cpu.session_free(t);
+    backend_cpu.state_free(saved);
     backend_cpu.close(m);
-    free(saved), free(rows), free(all);
+    free(bytes), free(rows), free(all);
 }
 
 /* Three sessions at different positions step together and each gets the bytes it gets alone. */
@@ -368,8 +375,9 @@ static void test_batch(void **state) {
         struct decode_slot slots[3];
         struct decode_result results[3];
         for (int i = 0; i < 3; i++) {
-            slots[i] =
-                (struct decode_slot){s[i], ids[at[i] + j], out[i] + (size_t)j * (size_t)vocab};
+            slots[i] = (struct decode_slot){.session = s[i],
+                                            .token = ids[at[i] + j],
+                                            .logits = out[i] + (size_t)j * (size_t)vocab};
         }
         ok(backend_cpu.decode_submit(m, slots, 3, &err), &err);
         ok(backend_cpu.decode_wait(m, results, 3, &err), &err);
@@ -481,7 +489,10 @@ static void test_not_finite(void **state) {
         assert_int_equal(backend_cpu.prefill(s, &step, &err), LILY_ENUMERIC);
         struct decode_slot slot = {.session = s, .token = 1, .logits = row};
         backend_cpu.reset(s);
-        assert_int_equal(backend_cpu.decode_submit(m, &slot, 1, &err), LILY_ENUMERIC);
+        struct decode_result result;
+        ok(backend_cpu.decode_submit(m, &slot, 1, &err), &err);
+        ok(backend_cpu.decode_wait(m, &result, 1, &err), &err);
+        assert_false(result.finite);
         backend_cpu.session_free(s);
         backend_cpu.close(m);
         free(row), free(layers), free(norm);

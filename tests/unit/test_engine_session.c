@@ -196,9 +196,9 @@ static void test_answers_resume_within(void **state) {
 static void test_never_wrong(void **state) {
     (void)state;
     for (uint64_t round = 0; round < 40; round++) {
-        const lily_engine_options options = {
-            .state_bytes = (round % 8) * sizeof(struct fake_state) + (round % 8 == 0),
-            .context = 1000};
+        const lily_engine_options options = {.state_bytes = (round % 8) * fake_state_bytes(NULL) +
+                                                            (round % 8 == 0),
+                                             .context = 1000};
         lily_engine *e = fake_engine(options);
         lily_session *s = fake_session(e);
         int32_t known[4][800];

@@ -144,6 +144,7 @@ static void place(struct backend_model *m, int32_t threads, struct carver *c) {
     x->runs = carve(c, rows, sizeof(struct run));
     x->pos = carve(c, rows, sizeof(int32_t));
     x->ids = carve(c, rows, sizeof(int32_t));
+    x->finite = carve(c, (size_t)m->options.max_sessions, sizeof(bool));
     x->lane = carve(c, (size_t)threads, sizeof(struct lane));
     for (int32_t t = 0; t < threads; t++) place_lane(m, c->base ? &x->lane[t] : NULL, c);
 }
@@ -350,8 +351,12 @@ const struct backend backend_cpu = {
     .decode_submit = cpu_decode_submit,
     .decode_wait = cpu_decode_wait,
     .state_bytes = cpu_state_bytes,
+    .state_new = cpu_state_new,
+    .state_free = cpu_state_free,
     .state_save = cpu_state_save,
     .state_restore = cpu_state_restore,
+    .state_export = cpu_state_export,
+    .state_import = cpu_state_import,
     .kv_bytes = cpu_kv_bytes,
     .kv_export = cpu_kv_export,
     .kv_import = cpu_kv_import,

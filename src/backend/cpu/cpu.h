@@ -82,6 +82,7 @@ struct scratch {
     int32_t rows;      /* of this step */
     int32_t *pos;      /* [rows] their positions */
     int32_t *ids;      /* [rows] tokens */
+    bool *finite;      /* [max_sessions] decode: whether each slot's outputs are */
     struct lane *lane; /* [threads] */
 };
 
@@ -119,6 +120,13 @@ struct backend_session {
     float *conv;      /* [gdn_layers][3][conv_dim] last inputs of the convolution, oldest first */
     void *block;
     size_t block_bytes;
+};
+
+/* A saved state: [gdn_layers][gdn_v_heads][2][STATE][STATE_HALF] recurrent, then [gdn_layers][3]
+ * [conv_dim], float32. Its pages are taken when the first state is saved to it. */
+struct backend_state {
+    size_t bytes;
+    float *data; /* [bytes / 4] */
 };
 
 struct worker {
@@ -159,8 +167,13 @@ int32_t cpu_position(const struct backend_session *s);
 void cpu_reset(struct backend_session *s);
 size_t cpu_session_bytes(const struct backend_model *m, int32_t context);
 size_t cpu_state_bytes(const struct backend_model *m);
-int cpu_state_save(struct backend_session *s, void *out, lily_err *err);
-int cpu_state_restore(struct backend_session *s, const void *in, int32_t pos, lily_err *err);
+int cpu_state_new(struct backend_model *m, struct backend_state **out, lily_err *err);
+void cpu_state_free(struct backend_state *state);
+int cpu_state_save(struct backend_session *s, struct backend_state *to, lily_err *err);
+int cpu_state_restore(struct backend_session *s, const struct backend_state *from, int32_t pos,
+                      lily_err *err);
+int cpu_state_export(const struct backend_state *from, void *out, lily_err *err);
+int cpu_state_import(struct backend_state *to, const void *in, lily_err *err);
 size_t cpu_kv_bytes(const struct backend_model *m, int32_t n);
 int cpu_kv_export(struct backend_session *s, int32_t from, int32_t n, void *out, lily_err *err);
 int cpu_kv_import(struct backend_session *s, int32_t from, int32_t n, const void *in,

@@ -107,9 +107,8 @@ static void clear_step(struct scratch *x) {
     x->rows = x->n_runs = x->n_wanted = 0;
 }
 
-/* Runs the prepared step and advances its sessions. After LILY_ENUMERIC their states are spoilt
- * until reset or state_restore. */
-static int run_step(struct backend_model *m, lily_err *err) {
+/* Runs the prepared step and advances its sessions. Returns whether all values are finite. */
+static bool run_step(struct backend_model *m) {
     struct scratch *x = &m->x;
     cpu_pool_run(m->pool, x->rows == 1 ? decode_row : prefill_rows, m);
     bool finite = true;
@@ -119,11 +118,15 @@ static int run_step(struct backend_model *m, lily_err *err) {
         s->position += x->runs[i].n;
         s->kv_rows = s->position; /* later rows, if any, belonged to another continuation */
     }
-    if (finite) return LILY_OK;
-    return ERR(err, LILY_ENUMERIC,
-               "positions %d to %d: found non-finite values in the %s, expected finite numbers; "
-               "reset the session, and check the checkpoint if this repeats",
-               x->pos[0], x->pos[x->rows - 1], x->n_wanted ? "logits" : "hidden state");
+    return finite;
+}
+
+/* Whether what a row left behind is finite: asked only after a step that had something else. */
+static bool row_finite(const struct backend_model *m, int32_t row) {
+    const struct shape *s = model_shape(m);
+    const struct scratch *x = &m->x;
+    return m->k->all_finite(x->x + (size_t)row * (size_t)s->hidden, s->hidden) &&
+           (!x->logits[row] || m->k->all_finite(x->logits[row], s->vocab));
 }
 
 static int check_token(const struct backend_session *s, int32_t token, lily_err *err) {
@@ -176,8 +179,12 @@ int cpu_prefill(struct backend_session *s, struct prefill_step *step, lily_err *
     } else {
         want_logits(x, n - 1, last);
     }
-    rc = run_step(m, err);
-    if (rc != LILY_OK) return rc;
+    if (!run_step(m)) {
+        return ERR(err, LILY_ENUMERIC,
+                   "positions %d to %d: found non-finite values in the %s, expected finite "
+                   "numbers; reset the session, and check the checkpoint if this repeats",
+                   x->pos[0], x->pos[n - 1], x->n_wanted ? "logits" : "hidden state");
+    }
     if (last && step->all_logits) memcpy(last, x->logits[n - 1], vocab * sizeof *last);
     step->done = n;
     return LILY_OK;
@@ -204,6 +211,11 @@ int cpu_decode_submit(struct backend_model *m, const struct decode_slot *slots, 
     for (int32_t i = 0; i < n && rc == LILY_OK; i++) {
         rc = check_token(slots[i].session, slots[i].token, err);
         if (rc == LILY_OK) rc = check_room(slots[i].session, err);
+        if (rc == LILY_OK && slots[i].sampling) {
+            rc = ERR(err, LILY_EINVAL,
+                     "decode: found sampling, which this backend leaves to the "
+                     "host; ask for logits");
+        }
     }
     if (rc != LILY_OK) return rc;
     clear_step(x);
@@ -212,9 +224,10 @@ int cpu_decode_submit(struct backend_model *m, const struct decode_slot *slots, 
         add_run(x, slots[i].session, 1);
         want_logits(x, i, slots[i].logits);
     }
-    rc = run_step(m, err);
-    if (rc == LILY_OK) m->pending = n;
-    return rc;
+    bool finite = run_step(m);
+    for (int32_t i = 0; i < n; i++) x->finite[i] = finite || row_finite(m, i);
+    m->pending = n;
+    return LILY_OK;
 }
 
 int cpu_decode_wait(struct backend_model *m, struct decode_result *results, int32_t n,
@@ -224,6 +237,8 @@ int cpu_decode_wait(struct backend_model *m, struct decode_result *results, int3
                    n, m->pending);
     }
     m->pending = 0;
-    for (int32_t i = 0; i < n; i++) results[i].token = -1;
+    for (int32_t i = 0; i < n; i++) {
+        results[i] = (struct decode_result){.token = -1, .finite = m->x.finite[i]};
+    }
     return LILY_OK;
 }

@@ -94,27 +94,57 @@ void cpu_reset(struct backend_session *s) {
     s->position = s->kv_rows = 0;
 }
 
-/* A saved state: [gdn_layers][gdn_v_heads][2][STATE][STATE_HALF] recurrent, then [gdn_layers][3]
- * [conv_dim], float32. */
+/* ---- saved states ---------------------------------------------------------------------------- */
+
 size_t cpu_state_bytes(const struct backend_model *m) {
     return (state_floats(m) + conv_floats(m)) * sizeof(float);
 }
 
-int cpu_state_save(struct backend_session *s, void *out, lily_err *err) {
-    (void)err;
-    size_t bytes = state_floats(s->model) * sizeof(float);
-    memcpy(out, s->state, bytes);
-    memcpy((char *)out + bytes, s->conv, conv_floats(s->model) * sizeof(float));
+int cpu_state_new(struct backend_model *m, struct backend_state **out, lily_err *err) {
+    struct backend_state *state = malloc(sizeof *state);
+    size_t bytes = cpu_state_bytes(m);
+    float *data = state ? pages_new(bytes) : NULL;
+    if (!data) {
+        free(state);
+        return ERR_NOMEM(err, "state");
+    }
+    *state = (struct backend_state){bytes, data};
+    *out = state;
     return LILY_OK;
 }
 
-int cpu_state_restore(struct backend_session *s, const void *in, int32_t pos, lily_err *err) {
+void cpu_state_free(struct backend_state *state) {
+    if (!state) return;
+    pages_free(state->data, state->bytes);
+    free(state);
+}
+
+int cpu_state_save(struct backend_session *s, struct backend_state *to, lily_err *err) {
+    (void)err;
+    memcpy(to->data, s->state, state_floats(s->model) * sizeof(float));
+    memcpy(to->data + state_floats(s->model), s->conv, conv_floats(s->model) * sizeof(float));
+    return LILY_OK;
+}
+
+int cpu_state_restore(struct backend_session *s, const struct backend_state *from, int32_t pos,
+                      lily_err *err) {
     int rc = backend_check_restore(pos, s->kv_rows, err);
     if (rc != LILY_OK) return rc;
-    size_t bytes = state_floats(s->model) * sizeof(float);
-    memcpy(s->state, in, bytes);
-    memcpy(s->conv, (const char *)in + bytes, conv_floats(s->model) * sizeof(float));
+    memcpy(s->state, from->data, state_floats(s->model) * sizeof(float));
+    memcpy(s->conv, from->data + state_floats(s->model), conv_floats(s->model) * sizeof(float));
     s->position = pos;
+    return LILY_OK;
+}
+
+int cpu_state_export(const struct backend_state *from, void *out, lily_err *err) {
+    (void)err;
+    memcpy(out, from->data, from->bytes);
+    return LILY_OK;
+}
+
+int cpu_state_import(struct backend_state *to, const void *in, lily_err *err) {
+    (void)err;
+    memcpy(to->data, in, to->bytes);
     return LILY_OK;
 }
 

@@ -103,7 +103,7 @@ static int prefill(struct backend_session *s, struct prefill_step *p, lily_err *
 
 /* The token a slot appends. */
 static int32_t slot_token(const struct decode_slot *slot) {
-    return slot->token < 0 ? slot->session->sampled : slot->token;
+    return slot->token == -1 ? slot->session->sampled : slot->token;
 }
 
 static int check_slot(const struct decode_slot *slot, lily_err *err) {
