@@ -35,6 +35,10 @@ STATIC    := $(foreach l,jansson pcre2-8 utf8proc crypto,-l:lib$(l).a)
 SRC_CORE := $(wildcard src/base/*.c src/model/*.c src/model/shapes/*.c src/ckpt/*.c src/text/*.c \
               src/engine/*.c src/backend/*.c src/backend/ref/*.c src/backend/cpu/*.c \
               src/backend/cpu/kernels/*.c)
+# The Metal backend records its steps on every system; the half that talks to Metal is built on macOS.
+METAL_DEVICE := $(patsubst %,src/backend/metal/%.c,buffers command device encode metal pressure session source step)
+METAL_RECORD := $(filter-out $(METAL_DEVICE),$(wildcard src/backend/metal/*.c))
+SRC_CORE += $(METAL_RECORD) $(if $(filter Darwin,$(OS)),$(wildcard $(METAL_DEVICE)))
 SRC_FULL := $(SRC_CORE) $(wildcard src/serve/*.c src/cli/*.c)
 SRC_FULL := $(filter-out src/cli/core_main.c,$(SRC_FULL))
 SRC_LIB  := $(filter-out src/cli/main.c,$(SRC_FULL))

@@ -309,16 +309,22 @@ static void count_unique(const struct graph *g, struct graph_access *reads, size
     }
 }
 
-void graph_count(const struct graph *g, struct graph_counts *out) {
+int graph_count(const struct graph *g, struct graph_counts *out, lily_err *err) {
+    struct graph_access *reads = calloc((size_t)g->accesses + 1, sizeof *reads);
+    if (!reads) return ERR_NOMEM(err, "Metal graph");
     *out = (struct graph_counts){
         .kernels = g->dispatches, .stages = g->highest, .barriers = g->barriers};
-    struct graph_access *reads = calloc((size_t)g->accesses + 1, sizeof *reads);
     size_t n = 0;
     for (int32_t i = 0; i < g->accesses; i++) {
         const struct graph_access *a = &g->access[i];
-        *(a->write ? &out->traffic_written : &out->traffic_read) += a->bytes;
-        if (!a->write && reads) reads[n++] = *a;
+        if (a->write) {
+            out->traffic_written += a->bytes;
+        } else {
+            out->traffic_read += a->bytes;
+            reads[n++] = *a;
+        }
     }
     count_unique(g, reads, n, out);
     free(reads);
+    return LILY_OK;
 }

@@ -65,8 +65,8 @@ struct graph_dispatch {
 
 struct graph_buffer { /* while recording: uses since the last barrier that covers the buffer */
     enum graph_class class;
-    int32_t last_use; /* in graph.access, -1: none; older ones by graph.older */
-    bool written;     /* one of them is a write */
+    int32_t last_use;    /* in graph.access, -1: none; older ones by graph.older */
+    bool written;        /* one of them is a write */
     int32_t seen, floor; /* stages: of its latest user; below which no later user can be */
 };
 
@@ -124,6 +124,6 @@ void graph_mark(struct graph *g, int32_t mark);
 /* LILY_EBACKEND with the reason when the recording is broken. */
 int graph_check(const struct graph *g, lily_err *err);
 
-void graph_count(const struct graph *g, struct graph_counts *out);
+int graph_count(const struct graph *g, struct graph_counts *out, lily_err *err);
 
 #endif
