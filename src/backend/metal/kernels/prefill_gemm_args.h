@@ -16,12 +16,14 @@
 #endif
 
 #define PREFILL_MAX_ROWS 2048
-#define PREFILL_TILE_M   32 /* rows of a tile; a rest of at most PREFILL_SMALL_M takes a small one \
-                             */
+#define PREFILL_TILE_M                                                                             \
+    32 /* rows of a tile; a rest of at most PREFILL_SMALL_M takes a small one                      \
+        */
 #define PREFILL_SMALL_M 8
-#define PREFILL_TILE_N  64 /* outputs of a tile; 32 pairs where gate and up are computed together  \
-                            */
-#define PREFILL_BAND 8     /* neighbouring tiles of rows that run together and share weights */
+#define PREFILL_TILE_N                                                                             \
+    64                 /* outputs of a tile; 32 pairs where gate and up are computed together      \
+                        */
+#define PREFILL_BAND 8 /* neighbouring tiles of rows that run together and share weights */
 
 /* ---- prefill_embed: h = embedding row of each token. The token ids are the host's to check.
  * reads ids 4n, of codes n rows of H/2, of scales and biases n rows of H/32; writes h 4nH */
@@ -194,10 +196,10 @@ enum prefill_combine_binding {
     PREFILL_COMBINE_SHARED, /* bf16 [n, H]: down projection of the shared expert */
     PREFILL_COMBINE_GATE,   /* float [n] */
     PREFILL_COMBINE_H,      /* in, out float [n, H] */
-    PREFILL_COMBINE_ARGS,
     PREFILL_COMBINE_WEIGHT, /* float [H]; this and the next two of prefill_combine_norm only */
     PREFILL_COMBINE_X,      /* out bf16 [n, H] */
-    PREFILL_COMBINE_R       /* out float [n] */
+    PREFILL_COMBINE_R,      /* out float [n] */
+    PREFILL_COMBINE_ARGS
 };
 struct prefill_combine_args {
     uint32_t rows;
