@@ -117,9 +117,10 @@ static bool ends_turn(const lily_engine *e, int32_t id) {
 /* Samples until the request ends; the last token sampled is not appended to the session. */
 static int decode(struct run *r, lily_result *result, lily_err *err) {
     lily_session *s = r->session;
-    for (;;) {
+    int32_t id;
+    int rc = session_first(s, r->request->prompt, r->request->n_prompt, &id, err);
+    while (!rc) {
         bool stopped = false;
-        int32_t id = sampler_pick(s->sampler, s->logits);
         bool end = ends_turn(s->engine, id);
         result->output_tokens++;
         if (end && !r->request->ignore_eos) {
@@ -127,13 +128,14 @@ static int decode(struct run *r, lily_result *result, lily_err *err) {
             result->finish = LILY_FINISH_STOP;
             return 0;
         }
-        int rc = r->reply && !end ? reply_push(r->reply, id, &stopped, err) : 0;
-        if (rc) return rc;
+        rc = r->reply && !end ? reply_push(r->reply, id, &stopped, err) : 0;
+        if (rc) break;
         result->finish = stopped ? LILY_FINISH_STOP : LILY_FINISH_LENGTH;
         if (stopped || result->output_tokens == r->limit) return 0;
         if (session_cancelled(s)) return ERR(err, LILY_ECANCELED, "generation: cancelled");
-        if ((rc = session_step(s, id, err))) return rc;
+        rc = session_next(s, id, r->limit - result->output_tokens, &id, err);
     }
+    return rc;
 }
 
 /* Hands out what the splitter held back and settles how the request ended. */
@@ -175,7 +177,10 @@ int lily_generate(lily_session *s, const lily_request *request, lily_result *res
     rc = session_sync(s, request->prompt, request->n_prompt, on_progress, &r,
                       &result->cached_tokens, err);
     read = clock_seconds();
-    if (!rc) rc = decode(&r, result, err);
+    if (!rc) {
+        rc = decode(&r, result, err);
+        session_settle(s);
+    }
     rc = finish(&r, rc, result, err);
     result->prefill_seconds = read - start;
     result->decode_seconds = clock_seconds() - read;

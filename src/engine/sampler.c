@@ -112,18 +112,9 @@ int sampler_check(const lily_sampling *p, int32_t vocab_used, lily_err *err) {
 
 /* ---- random numbers -------------------------------------------------------------------------- */
 
-/* The output function of SplitMix64 (Steele, Lea, Flood 2014; Vigna's constants): a bijection on 64
- * bits. Applied to a counter times an odd constant it is a full-period generator, so the n-th
- * number of a seed is known without the ones before. */
-static uint64_t mix64(uint64_t z) {
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-/* The n-th number of the stream in [0, 1), 53 bits. */
+/* The n-th number of the stream in [0, 1), 53 bits; a device uses the first 24 of them. */
 static double uniform(uint64_t stream, uint64_t n) {
-    return (double)(mix64(stream + (n + 1) * 0x9e3779b97f4a7c15u) >> 11) * 0x1p-53;
+    return (double)(random_at(stream, n) >> 11) * 0x1p-53;
 }
 
 /* Marks an id as part of the sequence; output tokens are counted. */
@@ -145,7 +136,7 @@ int sampler_begin(struct sampler *s, const lily_sampling *sampling, const int32_
         return ERR(err, LILY_EIO, "seed: the system gave no random number; pass a seed");
     }
     /* Neighbouring seeds must not give overlapping streams: scatter the starting points. */
-    s->stream = mix64(s->sampling.seed ^ 0x6c696c7900000000u);
+    s->stream = random_mix(s->sampling.seed ^ 0x6c696c7900000000u);
     s->picks = 0;
     for (int32_t i = 0; i < s->n_seen; i++) s->count[s->seen[i]] = 0;
     s->n_seen = 0;
@@ -222,7 +213,7 @@ static struct cut cut_by_mass(float *v, int32_t n, double want, bool by_count) {
      */
     struct cut enough = {-INFINITY, n};
     while (from < to) {
-        float pivot = v[from + (int32_t)(mix64(turn++) % (uint64_t)(to - from))];
+        float pivot = v[from + (int32_t)(random_mix(turn++) % (uint64_t)(to - from))];
         int32_t above = from, equal = from, below = to; /* > pivot, == pivot, unknown, < pivot */
         double mass = 0;
         while (equal < below) {
@@ -355,4 +346,23 @@ int32_t sampler_pick(struct sampler *s, const float *logits) {
     s->picks++;
     note(s, id, 1);
     return id;
+}
+
+bool sampler_for_device(const struct sampler *s, struct backend_sampling *out, uint64_t *pick) {
+    const lily_sampling *p = &s->sampling;
+    bool greedy = p->temperature < GREEDY_BELOW;
+    if (p->n_bias > 0 || s->vocab.n_holes > 0) return false;
+    if (!greedy && (p->top_k < 1 || p->top_k > BACKEND_TOP_K)) return false;
+    *out = (struct backend_sampling){
+        .temperature = greedy ? 0 : p->temperature,
+        .top_p = p->top_p,
+        .min_p = p->min_p,
+        .repetition = p->repetition_penalty,
+        .frequency = p->frequency_penalty,
+        .presence = p->presence_penalty,
+        .top_k = p->top_k,
+        .stream = s->stream,
+    };
+    *pick = s->picks;
+    return true;
 }

@@ -1,4 +1,4 @@
-/* Picks one token from a row of logits on the host:
+/* Picks one token from a row of logits on the host, or tells a device how to:
  *   repetition penalty (prompt and output), frequency and presence penalties (output only),
  *   logit bias, division by the temperature, top_k, top_p, min_p, softmax, one draw.
  * vLLM's v1 sampler has the same order but for two: it adds the bias before the penalties and
@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/backend.h"
 #include "base/err.h"
 #include "lily.h"
 
@@ -37,5 +38,9 @@ uint64_t sampler_seed(const struct sampler *s); /* of the running sequence */
 /* The next token of the sequence from logits[used], all finite; counts it as output. The n-th pick
  * depends on seed, n, the logits and the tokens so far, on nothing else. */
 int32_t sampler_pick(struct sampler *s, const float *logits);
+
+/* Whether a device can go on with the running sequence by itself; *out and *pick, the number of the
+ * next pick, say how. Its picks are those that sampler_pick would make, but for rounding. */
+bool sampler_for_device(const struct sampler *s, struct backend_sampling *out, uint64_t *pick);
 
 #endif

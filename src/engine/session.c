@@ -246,26 +246,114 @@ cancelled:
     return ERR(err, LILY_ECANCELED, "prompt: cancelled after %d of %d tokens", pos, n);
 }
 
-int session_step(lily_session *s, int32_t id, lily_err *err) {
-    const struct backend *b = s->engine->backend;
-    int32_t pos = session_position(s);
+/* ---- decoding -------------------------------------------------------------------------------- */
+
+/* Starts the step that appends id to the pos tokens so far; -1: the token that the step before
+ * sampled. One slot; a scheduler will submit several. */
+static int submit(lily_session *s, int32_t pos, int32_t id, lily_err *err) {
     if (pos >= s->context) {
         return ERR(err, LILY_ECONTEXT, "context: full with %d tokens; ask for a larger one", pos);
     }
-    /* One slot now; a scheduler will submit several, and the device will sample. */
-    struct decode_slot slot = {.session = s->backend, .token = id, .logits = s->logits};
-    struct decode_result result;
+    struct decode_slot slot = {.session = s->backend, .token = id};
+    if (s->on_device) {
+        slot.sampling = &s->sampling;
+        slot.pick = s->pick++;
+    } else {
+        slot.logits = s->logits;
+    }
     if (pos < s->held && s->tokens[pos] != id) truncate(s, pos);
     s->has_logits = false;
-    int rc = b->decode_submit(s->engine->model, &slot, 1, err);
-    if (!rc) rc = b->decode_wait(s->engine->model, &result, 1, err);
-    if (rc) return fail(s, rc);
+    int rc = s->engine->backend->decode_submit(s->engine->model, &slot, 1, err);
+    if (!rc) s->in_flight++;
+    return rc;
+}
+
+/* Ends the oldest step in flight. */
+static int wait(lily_session *s, struct decode_result *result, lily_err *err) {
+    s->in_flight--;
+    return s->engine->backend->decode_wait(s->engine->model, result, 1, err);
+}
+
+/* Ends the steps in flight after an error, whatever becomes of them. */
+static void abandon(lily_session *s) {
+    struct decode_result result;
+    lily_err ignored;
+    while (s->in_flight > 0) wait(s, &result, &ignored);
+}
+
+/* Ends the oldest step in flight, which appends id to the pos tokens so far. */
+static int complete(lily_session *s, int32_t pos, int32_t id, struct decode_result *result,
+                    lily_err *err) {
+    int rc = wait(s, result, err);
+    if (rc) {
+        abandon(s);
+        return fail(s, rc);
+    }
     s->tokens[pos++] = id;
     if (pos > s->held) s->held = pos;
-    if (!result.finite) return not_finite(s, pos, err);
-    if ((rc = accept_logits(s, err))) return rc;
+    if (!result->finite) {
+        abandon(s);
+        return not_finite(s, pos, err);
+    }
+    if (!s->on_device && (rc = accept_logits(s, err))) return rc;
     if (pos % BACKEND_GRID == 0) take_checkpoint(s, pos, true);
     return 0;
+}
+
+int session_step(lily_session *s, int32_t id, lily_err *err) {
+    struct decode_result result;
+    int32_t pos = session_position(s);
+    int rc = submit(s, pos, id, err);
+    if (rc) return rc == LILY_ECONTEXT ? rc : fail(s, rc);
+    return complete(s, pos, id, &result, err);
+}
+
+int session_first(lily_session *s, const int32_t *prompt, size_t n, int32_t *first, lily_err *err) {
+    const lily_engine *e = s->engine;
+    *first = sampler_pick(s->sampler, s->logits);
+    /* The device knows no other ids than the checkpoint's own. */
+    s->on_device = e->backend->sample_begin && e->vocab.used == e->weights->vocab_used &&
+                   sampler_for_device(s->sampler, &s->sampling, &s->pick);
+    if (!s->on_device) return 0;
+    bool counted = s->sampling.repetition != 1;
+    int rc = e->backend->sample_begin(s->backend, counted ? prompt : NULL, counted ? (int32_t)n : 0,
+                                      err);
+    return rc ? fail(s, rc) : 0;
+}
+
+int session_next(lily_session *s, int32_t id, int32_t wanted, int32_t *next, lily_err *err) {
+    if (!s->on_device) {
+        int rc = session_step(s, id, err);
+        if (!rc) *next = sampler_pick(s->sampler, s->logits);
+        return rc;
+    }
+    struct decode_result result;
+    int32_t pos = session_position(s) - s->in_flight; /* id's own */
+    int rc = s->in_flight ? 0 : submit(s, pos, id, err);
+    /* No step starts where a checkpoint is to be taken, nor one whose token nobody wants. */
+    if (!rc && wanted > 1 && (pos + 1) % BACKEND_GRID != 0) rc = submit(s, pos + 1, -1, err);
+    if (rc) {
+        abandon(s);
+        return fail(s, rc);
+    }
+    if ((rc = complete(s, pos, id, &result, err))) return rc;
+    *next = result.token;
+    return 0;
+}
+
+void session_settle(lily_session *s) {
+    struct decode_result result;
+    lily_err err;
+    if (s->in_flight) { /* the step that appends the token picked last */
+        int rc = wait(s, &result, &err);
+        if (!rc && !result.finite) rc = ERR(&err, LILY_ENUMERIC, "found non-finite values");
+        if (!rc) rc = s->engine->backend->rewind(s->backend, &err);
+        if (rc) { /* the answer is good; what follows it is read again */
+            lily_session_reset(s);
+            engine_log(s->engine, "taking back a step: %s; the session was emptied", err.msg);
+        }
+    }
+    s->on_device = false;
 }
 
 int lily_session_sync(lily_session *s, const int32_t *ids, size_t n, lily_err *err) {

@@ -29,6 +29,11 @@ struct lily_session {
     int32_t forks[SESSION_FORKS]; /* [n_forks] grid points where the present prompt may fork */
     int32_t n_forks;
     struct sampler *sampler; /* owned */
+    /* while a request is decoded */
+    bool on_device;                   /* the device samples: */
+    struct backend_sampling sampling; /* how, */
+    uint64_t pick;                    /* the number of its next pick, */
+    int32_t in_flight;                /* steps submitted and not waited for: 0 to 2 */
     atomic_bool cancel;
 };
 
@@ -43,6 +48,23 @@ int session_sync(lily_session *s, const int32_t *ids, size_t n, session_progress
 
 /* Appends a token by the decode path, with logits. */
 int session_step(lily_session *s, int32_t id, lily_err *err);
+
+/* Decoding a request: session_first, session_next as often as a further token is wanted, and
+ * session_settle in any case, also after an error.
+ *
+ * Where the device can sample as the request asks it runs one step ahead: while the host looks at a
+ * token the step that appends it is under way and, behind it, the next one, which reads its token
+ * on the device. Then the session has no logits. A stop is found one step late, and that step is
+ * taken back: either way the token picked last is not part of the session. The device waits for
+ * the host once in BACKEND_GRID tokens, where a checkpoint is taken, and before the last token. */
+
+/* The first token, from the logits that session_sync left; sampler_begin came before. prompt[n] is
+ * the whole prompt. */
+int session_first(lily_session *s, const int32_t *prompt, size_t n, int32_t *first, lily_err *err);
+/* Appends id, the token picked last, and picks the next. wanted: tokens the request can still take,
+ * at least 1. */
+int session_next(lily_session *s, int32_t id, int32_t wanted, int32_t *next, lily_err *err);
+void session_settle(lily_session *s);
 
 int32_t session_position(const lily_session *s);
 bool session_cancelled(lily_session *s);
