@@ -1,7 +1,8 @@
 /* An engine on a scripted backend, for tests of the engine layer alone. The fake model's recurrent
  * state is a hash of every token read, its KV cache the tokens themselves, and its logits a
  * function of both: whatever a session resumes wrongly shows in the logits. A script may dictate
- * them. */
+ * them. It comes in two: one leaves sampling to the host, the other samples itself with two steps
+ * in flight and fails the test when it is called in a way that backend.h does not allow. */
 #ifndef TESTS_ENGINE_FAKE_H
 #define TESTS_ENGINE_FAKE_H
 
@@ -17,6 +18,7 @@
 #include <cmocka.h>
 
 #include "base/buf.h"
+#include "base/random.h"
 #include "engine/engine.h"
 
 /* The fake tokenizer: byte b is token b, then these. */
@@ -33,6 +35,9 @@ enum {
 static const char *const fake_added[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>",  "<think>",
                                          "</think>",      "<tool_call>",  "</tool_call>"};
 
+/* Which of the two the engines opened from now on are on. */
+static bool fake_on_device;
+
 static struct fake {
     /* what it shall do; 0 is harmless everywhere */
     int32_t chunk;         /* tokens of one prefill call; 0: 512 */
@@ -42,14 +47,21 @@ static struct fake {
     int32_t fail_at;      /* reading token number fail_at fails, once */
     int32_t most_context; /* models of more are out of memory */
     int32_t chunk_us;     /* time of a prefill call */
-    bool save_fails, restore_fails, no_sessions;
+    bool save_fails, restore_fails, no_sessions, begin_fails, rewind_fails;
     /* what it did */
-    int32_t prefilled, decoded, saved, restored, models, sessions, states;
+    int32_t prefilled, decoded, rewound, saved, restored, models, sessions, states;
+    int32_t begun, begun_with; /* sequences of picks, and prompt tokens handed over for the last */
+    int32_t two_in_flight;     /* submits behind another step */
 } fake;
 
 struct backend_model {
     struct backend_options options;
-    struct decode_slot slot; /* submitted and not waited for */
+    int32_t flights; /* submitted and not waited for, */
+    struct {
+        struct decode_result result;
+        int rc;
+        lily_err err;
+    } flight[2]; /* oldest first */
 };
 
 struct fake_state {
@@ -66,13 +78,19 @@ struct backend_session {
     struct backend_model *model;
     int32_t context, pos, kv_rows;
     uint64_t *kv; /* [context] */
-    struct fake_state state;
+    struct fake_state state, before;
+    bool can_rewind;
+    int32_t sampled;    /* by the last step; -1: nothing */
+    uint64_t next_pick; /* 0: no sequence was begun */
 };
 
 static inline uint64_t fake_mix(uint64_t z) {
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
+    return random_mix(z);
+}
+
+/* Most functions may not be called while a step is in flight. */
+static void fake_idle(const struct backend_model *m) {
+    assert_int_equal(m->flights, 0);
 }
 
 static void fake_probe(struct backend_probe *out) {
@@ -94,6 +112,7 @@ static int fake_open(const struct weights *w, const struct backend_options *opti
 }
 
 static void fake_close(struct backend_model *m) {
+    fake_idle(m);
     fake.models--;
     free(m);
 }
@@ -104,12 +123,14 @@ static int fake_session_new(struct backend_model *m, int32_t context, struct bac
     *out = calloc(1, sizeof **out);
     (*out)->model = m;
     (*out)->context = context;
+    (*out)->sampled = -1;
     (*out)->kv = calloc((size_t)context, sizeof *(*out)->kv);
     fake.sessions++;
     return 0;
 }
 
 static void fake_session_free(struct backend_session *s) {
+    fake_idle(s->model);
     fake.sessions--;
     free(s->kv);
     free(s);
@@ -120,8 +141,11 @@ static int32_t fake_position(const struct backend_session *s) {
 }
 
 static void fake_reset(struct backend_session *s) {
+    fake_idle(s->model);
     s->pos = s->kv_rows = 0;
     s->state = (struct fake_state){0};
+    s->can_rewind = false;
+    s->sampled = -1;
 }
 
 static int fake_read(struct backend_session *s, int32_t token, lily_err *err) {
@@ -153,7 +177,10 @@ static void fake_logits(const struct backend_session *s, float *out) {
 
 static int fake_prefill(struct backend_session *s, struct prefill_step *step, lily_err *err) {
     int32_t chunk = fake.chunk ? fake.chunk : 512;
+    fake_idle(s->model);
     step->done = 0;
+    s->can_rewind = false;
+    s->sampled = -1;
     if (fake.chunk_us) usleep((useconds_t)fake.chunk_us);
     while (step->done < step->n && step->done < chunk) {
         int rc = fake_read(s, step->ids[step->done], err);
@@ -168,22 +195,88 @@ static int fake_prefill(struct backend_session *s, struct prefill_step *step, li
     return 0;
 }
 
+/* The best of logits[FAKE_USED]; a temperature adds noise that depends on the pick alone. */
+static int32_t fake_sample(const struct backend_sampling *p, uint64_t pick, const float *logits) {
+    float best = 0;
+    int32_t token = -1;
+    for (int32_t i = 0; i < FAKE_USED; i++) {
+        uint64_t noise = fake_mix(random_at(p->stream, pick) ^ (uint64_t)i);
+        float x = logits[i] + (p->temperature > 0 ? (float)(noise >> 40) * 0x1p-22f : 0);
+        if (token < 0 || x > best) best = x, token = i;
+    }
+    return token;
+}
+
+/* One step, with its result. */
+static int fake_step(struct backend_session *s, const struct decode_slot *slot,
+                     struct decode_result *result, lily_err *err) {
+    static float logits[4096];
+    int32_t token = slot->token == -1 ? s->sampled : slot->token;
+    assert_true(token >= 0);
+    if (slot->sampling) assert_int_equal(slot->pick, s->next_pick++);
+    s->before = s->state;
+    int rc = fake_read(s, token, err);
+    if (rc) return rc;
+    s->can_rewind = true;
+    fake.decoded++;
+    fake_logits(s, logits);
+    if (slot->logits) memcpy(slot->logits, logits, sizeof logits);
+    *result = (struct decode_result){.token = -1, .finite = !s->state.spoilt};
+    if (slot->sampling) {
+        result->token = result->finite ? fake_sample(slot->sampling, slot->pick, logits) : 0;
+    }
+    s->sampled = result->token;
+    return 0;
+}
+
 static int fake_submit(struct backend_model *m, const struct decode_slot *slots, int32_t n,
                        lily_err *err) {
-    (void)err;
+    const struct decode_slot *slot = slots;
     assert_int_equal(n, 1);
-    m->slot = slots[0];
+    assert_in_range(m->flights, 0, slot->sampling ? 1 : 0);
+    if (slot->sampling) {
+        assert_true(slot->session->next_pick > 0);
+        assert_int_equal(backend_check_sampling(slot->sampling, err), 0);
+    }
+    fake.two_in_flight += m->flights;
+    int32_t i = m->flights++;
+    m->flight[i].rc = fake_step(slot->session, slot, &m->flight[i].result, &m->flight[i].err);
     return 0;
 }
 
 static int fake_wait(struct backend_model *m, struct decode_result *results, int32_t n,
                      lily_err *err) {
     assert_int_equal(n, 1);
-    int rc = fake_read(m->slot.session, m->slot.token, err);
-    if (rc) return rc;
-    fake.decoded++;
-    fake_logits(m->slot.session, m->slot.logits);
-    results[0] = (struct decode_result){.token = -1, .finite = !m->slot.session->state.spoilt};
+    assert_in_range(m->flights, 1, 2);
+    int rc = m->flight[0].rc;
+    *err = m->flight[0].err;
+    results[0] = m->flight[0].result;
+    m->flight[0] = m->flight[1];
+    m->flights--;
+    return rc;
+}
+
+static int fake_sample_begin(struct backend_session *s, const int32_t *prompt, int32_t n,
+                             lily_err *err) {
+    fake_idle(s->model);
+    if (fake.begin_fails) return ERR(err, LILY_EBACKEND, "fake: told not to begin");
+    assert_true(prompt || n == 0);
+    fake.begun++;
+    fake.begun_with = n;
+    s->next_pick = 1; /* the host made pick 0 */
+    return 0;
+}
+
+static int fake_rewind(struct backend_session *s, lily_err *err) {
+    fake_idle(s->model);
+    assert_true(s->can_rewind);
+    if (fake.rewind_fails) return ERR(err, LILY_EBACKEND, "fake: told not to go back");
+    s->state = s->before;
+    s->kv_rows = --s->pos;
+    s->can_rewind = false;
+    s->sampled = -1;
+    s->next_pick = 0;
+    fake.rewound++;
     return 0;
 }
 
@@ -205,6 +298,7 @@ static void fake_state_free(struct backend_state *state) {
 }
 
 static int fake_save(struct backend_session *s, struct backend_state *to, lily_err *err) {
+    fake_idle(s->model);
     if (fake.save_fails) return ERR(err, LILY_EBACKEND, "fake: told not to save");
     to->state = s->state;
     to->pos = s->pos;
@@ -214,12 +308,15 @@ static int fake_save(struct backend_session *s, struct backend_state *to, lily_e
 
 static int fake_restore(struct backend_session *s, const struct backend_state *from, int32_t pos,
                         lily_err *err) {
+    fake_idle(s->model);
     if (fake.restore_fails) return ERR(err, LILY_EBACKEND, "fake: told not to restore");
     assert_in_range(pos, 0, s->kv_rows);
     assert_int_equal(pos % BACKEND_GRID, 0);
     assert_int_equal(from->pos, pos); /* it was taken exactly where it is resumed */
     s->state = from->state;
     s->pos = pos;
+    s->can_rewind = false;
+    s->sampled = -1;
     fake.restored++;
     return 0;
 }
@@ -229,25 +326,16 @@ static void fake_stats(const struct backend_model *m, struct backend_stats *out)
     *out = (struct backend_stats){.weight_bytes = 1, .session_bytes = 2, .scratch_bytes = 3};
 }
 
-static const struct backend backend_fake = {
-    .name = "fake",
-    .probe = fake_probe,
-    .open = fake_open,
-    .close = fake_close,
-    .session_new = fake_session_new,
-    .session_free = fake_session_free,
-    .position = fake_position,
-    .reset = fake_reset,
-    .prefill = fake_prefill,
-    .decode_submit = fake_submit,
-    .decode_wait = fake_wait,
-    .state_bytes = fake_state_bytes,
-    .state_new = fake_state_new,
-    .state_free = fake_state_free,
-    .state_save = fake_save,
-    .state_restore = fake_restore,
-    .stats = fake_stats,
-};
+#define FAKE_BACKEND                                                                               \
+    .name = "fake", .probe = fake_probe, .open = fake_open, .close = fake_close,                   \
+    .session_new = fake_session_new, .session_free = fake_session_free, .position = fake_position, \
+    .reset = fake_reset, .prefill = fake_prefill, .decode_submit = fake_submit,                    \
+    .decode_wait = fake_wait, .state_bytes = fake_state_bytes, .state_new = fake_state_new,        \
+    .state_free = fake_state_free, .state_save = fake_save, .state_restore = fake_restore,         \
+    .stats = fake_stats
+static const struct backend backend_fake = {FAKE_BACKEND};
+static const struct backend backend_fake_device = {FAKE_BACKEND, .sample_begin = fake_sample_begin,
+                                                   .rewind = fake_rewind};
 
 /* A tokenizer.json without merges. */
 static inline void fake_tokenizer(struct buf *out) {
@@ -279,7 +367,7 @@ static inline int fake_try_engine(const lily_engine_options *options, const char
     fake_tokenizer(&tokenizer);
     const struct engine_parts parts = {
         .weights = &fake_weights,
-        .backend = &backend_fake,
+        .backend = fake_on_device ? &backend_fake_device : &backend_fake,
         .tokenizer = {tokenizer.data, tokenizer.len},
         .generation_config = {generation_config, generation_config ? strlen(generation_config) : 0},
         .reason = "tests",

@@ -1,4 +1,5 @@
-/* Requests on the fake backend: how they end, what they report, and that they can be stopped. */
+/* Requests on the fake backend: how they end, what they report, and that they can be stopped. All
+ * of it twice: with the host as the sampler, and with a device that runs one step ahead. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -130,7 +131,9 @@ static void test_end_of_turn(void **state) {
     assert_int_equal(t.seen.last_done, 70);
     assert_int_equal(t.seen.last_total, 70);
     assert_true(t.result.prefill_seconds >= 0 && t.result.decode_seconds >= 0);
-    assert_int_equal(fake.decoded, 6); /* the end token is not appended */
+    assert_int_equal(fake.decoded - fake.rewound, 6); /* the end token is not appended */
+    assert_int_equal(fake.rewound, fake_on_device ? 1 : 0);
+    assert_int_equal(session_position(t.session), 76);
 
     forget(&t.seen); /* the same again: resumed, the same text */
     t.request.arg = &t.seen;
@@ -477,6 +480,194 @@ static void test_failures_end_the_request_only(void **state) {
     close_setting(&t);
 }
 
+/* ---- one step ahead -------------------------------------------------------------------------- */
+
+static bool same_session(const lily_session *a, const lily_session *b) {
+    const struct backend_session *x = a->backend, *y = b->backend;
+    bool same = a->held == b->held && x->pos == y->pos && x->state.hash == y->state.hash &&
+                memcmp(a->tokens, b->tokens, (size_t)a->held * sizeof *a->tokens) == 0 &&
+                a->states.n == b->states.n;
+    for (int32_t i = 0; same && i < a->states.n; i++) {
+        same = a->states.entry[i].pos == b->states.entry[i].pos &&
+               a->states.entry[i].decode == b->states.entry[i].decode &&
+               a->states.entry[i].saved->state.hash == b->states.entry[i].saved->state.hash;
+    }
+    return same;
+}
+
+/* A request that ends somehow, drawn from dice: by a token, a string, the limit, or an event. */
+static void draw_request(struct setting *t, uint64_t dice) {
+    static const char *const stops[] = {"y z", "fgh", "0"};
+    char script[400];
+    size_t n = 1 + dice % 300;
+    for (size_t i = 0; i < n; i++) script[i] = (char)('a' + (i * (1 + dice % 3) + dice) % 26);
+    snprintf(script + n, sizeof script - n, "%s", dice / 7 % 3 ? "<|im_end|>" : "");
+    forget(&t->seen);
+    follow(t, script);
+    t->request.max_tokens = dice / 3 % 2 ? (int32_t)(1 + dice / 11 % 320) : 350;
+    t->request.stops = dice / 5 % 4 == 0 ? stops : NULL;
+    t->request.n_stops = t->request.stops ? 3 : 0;
+    t->seen.stop_after = dice / 13 % 4 == 0 ? (int)(1 + dice / 17 % 300) : 0;
+    t->prompt[60 + dice / 19 % 10] = 'a' + (int32_t)(dice / 23 % 26);
+}
+
+/* Whatever ends a request, the session holds the same as if the host had sampled: the tokens, the
+ * state after them, and the checkpoints with their states. */
+static void test_ahead_leaves_what_the_host_would(void **state) {
+    (void)state;
+    struct setting host, device;
+    bool mode = fake_on_device;
+    const lily_engine_options options = {.context = 500, .state_bytes = 5 * fake_state_bytes(NULL)};
+    fake_on_device = false;
+    open_setting(&host, options, "");
+    lily_tokens_free(&host.script);
+    fake_on_device = true;
+    open_setting(&device, options, "");
+    fake.models = 2, fake.sessions = 2; /* opening the second one forgot the first */
+    fake.states = host.session->states.limit + device.session->states.limit;
+    for (uint64_t round = 0; round < 400; round++) {
+        uint64_t dice = fake_mix(round);
+        if (dice / 29 % 8 == 0) {
+            lily_session_reset(host.session);
+            lily_session_reset(device.session);
+        }
+        draw_request(&host, dice);
+        if (generate(&host)) fail_msg("%s", host.err.msg);
+        draw_request(&device, dice);
+        if (generate(&device)) fail_msg("%s", device.err.msg);
+        assert_string_equal(text(&host.seen.content), text(&device.seen.content));
+        assert_int_equal(host.result.finish, device.result.finish);
+        assert_int_equal(host.result.output_tokens, device.result.output_tokens);
+        assert_int_equal(host.seen.events, device.seen.events);
+        if (!same_session(host.session, device.session)) fail_msg("round %d", (int)round);
+    }
+    assert_true(fake.rewound > 100);
+    assert_true(fake.two_in_flight > 10000);
+    forget(&host.seen);
+    lily_tokens_free(&host.script);
+    lily_session_free(host.session);
+    lily_engine_close(host.engine);
+    close_setting(&device);
+    fake_on_device = mode;
+}
+
+/* The device waits for the host before a checkpoint and before the last token, and nowhere else. */
+static void test_ahead_is_ahead(void **state) {
+    (void)state;
+    struct setting t;
+    if (!fake_on_device) return;
+    open_setting(&t, (lily_engine_options){0}, "");
+    t.request.ignore_eos = true;
+    t.request.max_tokens = 200; /* 199 steps, from position 70 to 269 */
+    assert_int_equal(generate(&t), 0);
+    assert_int_equal(fake.decoded, 199);
+    assert_int_equal(fake.rewound, 0); /* it is known that nobody wants a 201st token */
+    /* Each step but the first follows another in flight, except after 128, 192 and 256. */
+    assert_int_equal(fake.two_in_flight, 198 - 3);
+    assert_int_equal(t.session->states.entry[t.session->states.n - 1].pos, 256);
+    close_setting(&t);
+}
+
+/* What a device cannot do is left to the host. */
+static void test_ahead_only_where_the_device_can(void **state) {
+    (void)state;
+    struct setting t;
+    if (!fake_on_device) return;
+    const int32_t id = 3;
+    const float bias = 0;
+    const struct {
+        lily_sampling sampling;
+        bool device;
+        int32_t counted;
+    } cases[] = {
+        {{.temperature = 0, .top_p = 1, .repetition_penalty = 1}, true, 0},
+        {{.temperature = 1e-6f, .top_k = 1000, .top_p = 1, .repetition_penalty = 1.5f}, true, 70},
+        {{.temperature = 1, .top_k = 1, .top_p = 1, .repetition_penalty = 1}, true, 0},
+        {{.temperature = 1, .top_k = BACKEND_TOP_K, .top_p = 1, .repetition_penalty = 1}, true, 0},
+        {{.temperature = 1, .top_k = BACKEND_TOP_K + 1, .top_p = 1, .repetition_penalty = 1},
+         false,
+         0},
+        {{.temperature = 1, .top_k = 0, .top_p = 0.5f, .repetition_penalty = 1}, false, 0},
+        {{.temperature = 0,
+          .top_p = 1,
+          .repetition_penalty = 1,
+          .bias_ids = &id,
+          .bias = &bias,
+          .n_bias = 1},
+         false,
+         0},
+    };
+    open_setting(&t, (lily_engine_options){0}, "hello<|im_end|>");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        t.request.sampling = &cases[i].sampling;
+        fake.begun = fake.two_in_flight = 0;
+        expect(&t, LILY_FINISH_STOP, 6, "", "hello");
+        assert_int_equal(fake.begun, cases[i].device ? 1 : 0);
+        assert_int_equal(fake.two_in_flight > 0, cases[i].device);
+        if (cases[i].device) assert_int_equal(fake.begun_with, cases[i].counted);
+        /* a repetition of what is held is answered from the logits, or read again */
+        assert_int_equal(lily_session_logits(t.session) == NULL, cases[i].device);
+        forget(&t.seen);
+    }
+    close_setting(&t);
+}
+
+/* After the device has sampled there are no logits: the very tokens that the session holds are
+ * gone back in, not taken for known. */
+static void test_ahead_then_the_same_tokens(void **state) {
+    (void)state;
+    struct setting t;
+    int32_t again[76];
+    open_setting(&t, (lily_engine_options){0}, "hello!<|im_end|>");
+    expect(&t, LILY_FINISH_STOP, 7, "", "hello!");
+    memcpy(again, t.prompt, sizeof t.prompt);
+    memcpy(again + 70, t.script.ids, 6 * sizeof *again);
+    assert_int_equal(session_position(t.session), 76);
+    forget(&t.seen);
+    t.request.prompt = again, t.request.n_prompt = 76, t.request.max_tokens = 1;
+    assert_int_equal(generate(&t), 0);
+    assert_int_equal(t.result.cached_tokens, fake_on_device ? 64 : 76);
+    lily_session *cold = fake_session(t.engine);
+    int32_t cached;
+    assert_int_equal(session_sync(cold, again, 76, NULL, NULL, &cached, &t.err), 0);
+    assert_memory_equal(lily_session_logits(cold), lily_session_logits(t.session),
+                        4096 * sizeof(float));
+    lily_session_free(cold);
+    close_setting(&t);
+}
+
+/* The step in flight when an answer ends may fail: the answer stands, the session starts over. */
+static void test_ahead_fails_late(void **state) {
+    (void)state;
+    struct setting t;
+    char line[500] = "";
+    if (!fake_on_device) return;
+    open_setting(&t, (lily_engine_options){.log = keep_line, .arg = line}, "hello<|im_end|>");
+    for (int what = 0; what < 4; what++) { /* the end token would be number 76 */
+        fake.fail_at = what == 0 ? 76 : 0;
+        fake.nan_at = what == 1 ? 76 : 0;
+        fake.rewind_fails = what == 2;
+        fake.begin_fails = what == 3;
+        line[0] = 0;
+        if (what == 3) {
+            assert_int_equal(generate(&t), LILY_EBACKEND);
+        } else {
+            expect(&t, LILY_FINISH_STOP, 6, "", "hello");
+            assert_non_null(strstr(line, "taking back a step"));
+        }
+        assert_int_equal(session_position(t.session), 0);
+        fake.rewind_fails = fake.begin_fails = false;
+        forget(&t.seen);
+        expect(&t, LILY_FINISH_STOP, 6, "", "hello");
+        assert_int_equal(t.result.cached_tokens, 0);
+        forget(&t.seen);
+    }
+    fake.fail_at = 72; /* with another step behind it */
+    assert_int_equal(generate(&t), LILY_EBACKEND);
+    assert_int_equal(session_position(t.session), 0);
+    close_setting(&t);
+}
+
 /* Ids alone, for measurements on checkpoints without text. */
 static void test_without_tokenizer(void **state) {
     (void)state;
@@ -499,6 +690,18 @@ static void test_without_tokenizer(void **state) {
     fake_close_all(e, s);
 }
 
+static int on_host(void **state) {
+    (void)state;
+    fake_on_device = false;
+    return 0;
+}
+
+static int on_device(void **state) {
+    (void)state;
+    fake_on_device = true;
+    return 0;
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_end_of_turn),
@@ -516,7 +719,13 @@ int main(void) {
         cmocka_unit_test(test_cancel_from_within),
         cmocka_unit_test(test_cancel_from_another_thread),
         cmocka_unit_test(test_failures_end_the_request_only),
+        cmocka_unit_test(test_ahead_leaves_what_the_host_would),
+        cmocka_unit_test(test_ahead_is_ahead),
+        cmocka_unit_test(test_ahead_only_where_the_device_can),
+        cmocka_unit_test(test_ahead_then_the_same_tokens),
+        cmocka_unit_test(test_ahead_fails_late),
         cmocka_unit_test(test_without_tokenizer),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("the host samples", tests, on_host, NULL);
+    return failed + cmocka_run_group_tests_name("the device samples", tests, on_device, NULL);
 }
