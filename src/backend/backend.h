@@ -27,6 +27,9 @@ struct backend_options {
     int32_t threads;      /* CPU threads, 0: as many as are worth it */
     int32_t max_sessions; /* sessions open at once */
     int32_t max_context;  /* tokens of the largest session */
+    /* NULL, or ids that a device may sample: bit v % 32 of sampled[v / 32]; see backend_sampled.
+     * Read during open only. */
+    const uint32_t *sampled;
     /* Called by open now and then with bytes of weights moved and to move; nonzero cancels
      * (LILY_ECANCELED). May be NULL. */
     int (*progress)(void *arg, uint64_t done, uint64_t total);
@@ -53,7 +56,7 @@ struct prefill_step {
 };
 
 /* What a device can sample by itself: the pipeline of engine/sampler.h without a logit bias, in
- * float32, over ids below weights.vocab_used; ref/sample.c is its readable specification.
+ * float32, over the ids of backend_sampled; ref/sample.c is its readable specification.
  * temperature 0 is argmax; otherwise 1 <= top_k <= BACKEND_TOP_K candidates are kept. */
 enum { BACKEND_TOP_K = 64 };
 struct backend_sampling {
@@ -181,6 +184,9 @@ int backend_check_restore(int32_t pos, int32_t kv_rows, lily_err *err);
 int backend_check_export(int32_t from, int32_t n, int32_t kv_rows, lily_err *err);
 /* Rows are imported in ascending order: from is at most the number of rows already held. */
 int backend_check_import(int32_t from, int32_t n, int32_t kv_rows, int32_t context, lily_err *err);
+/* The ids that may be sampled, bit v % 32 of out[v / 32] for v up to vocab: those of the options
+ * that are below weights.vocab_used; without options all of these. out has (vocab + 31) / 32. */
+void backend_sampled(const struct weights *w, const struct backend_options *options, uint32_t *out);
 /* What a device samples, see struct backend_sampling. */
 int backend_check_sampling(const struct backend_sampling *sampling, lily_err *err);
 

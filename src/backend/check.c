@@ -16,6 +16,15 @@ static int check_rows(const char *what, int32_t from, int32_t n, int32_t limit, 
                what, n, from, limit);
 }
 
+void backend_sampled(const struct weights *w, const struct backend_options *options,
+                     uint32_t *out) {
+    for (int32_t i = 0; i < (w->shape->vocab + 31) / 32; i++) {
+        int32_t below = w->vocab_used - 32 * i; /* ids of this word that exist */
+        uint32_t all = below >= 32 ? UINT32_MAX : below > 0 ? (1u << below) - 1 : 0;
+        out[i] = options->sampled ? options->sampled[i] & all : all;
+    }
+}
+
 int backend_check_sampling(const struct backend_sampling *p, lily_err *err) {
     bool fits =
         p->temperature == 0 || (p->temperature > 0 && p->top_k >= 1 && p->top_k <= BACKEND_TOP_K);

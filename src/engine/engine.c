@@ -143,9 +143,22 @@ static int load_text(lily_engine *e, const struct engine_parts *parts, lily_err 
                          e->tokenizer, used, &e->defaults, err);
 }
 
+/* The ids that a device may sample, the caller's to free; NULL: out of memory. */
+static uint32_t *sampled_ids(const lily_engine *e) {
+    uint32_t *bits = calloc(((size_t)e->weights->shape->vocab + 31) / 32, sizeof *bits);
+    if (!bits) return NULL;
+    for (int32_t id = 0; id < e->vocab.used; id++) bits[id / 32] |= 1u << id % 32;
+    for (int32_t i = 0; i < e->vocab.n_holes; i++) {
+        bits[e->vocab.holes[i] / 32] &= ~(1u << e->vocab.holes[i] % 32);
+    }
+    return bits;
+}
+
 /* Opens the model on the backend. A context that was not asked for is halved until it fits. */
-static int open_model(lily_engine *e, const lily_engine_options *o, lily_err *err) {
-    struct backend_options options = {.threads = o->threads, .max_sessions = e->max_sessions};
+static int open_fitting(lily_engine *e, const lily_engine_options *o, const uint32_t *sampled,
+                        lily_err *err) {
+    struct backend_options options = {
+        .threads = o->threads, .max_sessions = e->max_sessions, .sampled = sampled};
     int32_t most = e->weights->shape->max_context;
     int32_t wish = o->context ? o->context : DEFAULT_CONTEXT < most ? DEFAULT_CONTEXT : most;
     int rc;
@@ -162,6 +175,13 @@ static int open_model(lily_engine *e, const lily_engine_options *o, lily_err *er
         engine_log(e, "context: %d tokens; the memory does not hold %d", e->context, wish);
     }
     return 0;
+}
+
+static int open_model(lily_engine *e, const lily_engine_options *o, lily_err *err) {
+    uint32_t *sampled = sampled_ids(e);
+    int rc = sampled ? open_fitting(e, o, sampled, err) : ERR_NOMEM(err, "engine");
+    free(sampled);
+    return rc;
 }
 
 int engine_assemble(const lily_engine_options *options, const struct engine_parts *parts,

@@ -351,7 +351,7 @@ int32_t sampler_pick(struct sampler *s, const float *logits) {
 bool sampler_for_device(const struct sampler *s, struct backend_sampling *out, uint64_t *pick) {
     const lily_sampling *p = &s->sampling;
     bool greedy = p->temperature < GREEDY_BELOW;
-    if (p->n_bias > 0 || s->vocab.n_holes > 0) return false;
+    if (p->n_bias > 0) return false;
     if (!greedy && (p->top_k < 1 || p->top_k > BACKEND_TOP_K)) return false;
     *out = (struct backend_sampling){
         .temperature = greedy ? 0 : p->temperature,

@@ -311,9 +311,8 @@ int session_step(lily_session *s, int32_t id, lily_err *err) {
 int session_first(lily_session *s, const int32_t *prompt, size_t n, int32_t *first, lily_err *err) {
     const lily_engine *e = s->engine;
     *first = sampler_pick(s->sampler, s->logits);
-    /* The device knows no other ids than the checkpoint's own. */
-    s->on_device = e->backend->sample_begin && e->vocab.used == e->weights->vocab_used &&
-                   sampler_for_device(s->sampler, &s->sampling, &s->pick);
+    s->on_device =
+        e->backend->sample_begin && sampler_for_device(s->sampler, &s->sampling, &s->pick);
     if (!s->on_device) return 0;
     bool counted = s->sampling.repetition != 1;
     int rc = e->backend->sample_begin(s->backend, counted ? prompt : NULL, counted ? (int32_t)n : 0,

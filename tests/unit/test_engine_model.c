@@ -207,6 +207,55 @@ static void one_arithmetic(const char *backend) {
     lily_engine_close(e);
 }
 
+/* A bias of zero changes nothing but who samples: the host, instead of a device that could. */
+static void test_host_and_device_sample_alike(void **state) {
+    (void)state;
+    lily_engine *e = open_engine("ref", 0);
+    lily_session *s = open_session(e);
+    int32_t ids[PROMPT];
+    const int32_t id = 0;
+    const float zero = 0;
+    fill(ids, 6);
+    const lily_sampling cases[] = {
+        {.temperature = 0, .top_p = 1, .repetition_penalty = 1.2f},
+        {.temperature = 1, .top_k = 20, .top_p = 0.95f, .repetition_penalty = 1, .seed = 3},
+        {.temperature = 0.7f,
+         .top_k = 60,
+         .top_p = 0.8f,
+         .min_p = 0.01f,
+         .presence_penalty = 1.5f,
+         .frequency_penalty = 0.3f,
+         .repetition_penalty = 1.1f,
+         .seed = 4},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct buf texts[2] = {{0}};
+        for (int host = 0; host < 2; host++) {
+            lily_sampling sampling = cases[i];
+            if (host) sampling.bias_ids = &id, sampling.bias = &zero, sampling.n_bias = 1;
+            const lily_request request = {.prompt = ids,
+                                          .n_prompt = 60, /* over the grid point at 64 */
+                                          .max_tokens = 30,
+                                          .sampling = &sampling,
+                                          .ignore_eos = true,
+                                          .on_event = append_text,
+                                          .arg = &texts[host]};
+            lily_result result;
+            lily_err err = {0};
+            if (lily_generate(s, &request, &result, &err)) fail_msg("%s", err.msg);
+            assert_int_equal(result.output_tokens, 30);
+            /* the host leaves logits, the device none */
+            assert_int_equal(lily_session_logits(s) != NULL, host);
+        }
+        assert_int_equal(texts[0].len, texts[1].len);
+        assert_memory_equal(texts[0].data, texts[1].data, texts[0].len);
+        buf_free(&texts[0]);
+        buf_free(&texts[1]);
+    }
+    lily_session_free(s);
+    lily_engine_close(e);
+}
+
 static void test_ref_cold_and_warm(void **state) {
     (void)state;
     cold_and_warm("ref");
@@ -320,11 +369,16 @@ static void test_cancelled_load(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ref_cold_and_warm),  cmocka_unit_test(test_ref_next_turn),
-        cmocka_unit_test(test_ref_one_arithmetic), cmocka_unit_test(test_cpu_cold_and_warm),
-        cmocka_unit_test(test_cpu_next_turn),      cmocka_unit_test(test_cpu_one_arithmetic),
-        cmocka_unit_test(test_cpu_threads),        cmocka_unit_test(test_chat),
+        cmocka_unit_test(test_ref_cold_and_warm),
+        cmocka_unit_test(test_ref_next_turn),
+        cmocka_unit_test(test_ref_one_arithmetic),
+        cmocka_unit_test(test_cpu_cold_and_warm),
+        cmocka_unit_test(test_cpu_next_turn),
+        cmocka_unit_test(test_cpu_one_arithmetic),
+        cmocka_unit_test(test_cpu_threads),
+        cmocka_unit_test(test_chat),
         cmocka_unit_test(test_cancelled_load),
+        cmocka_unit_test(test_host_and_device_sample_alike),
     };
     return cmocka_run_group_tests(tests, make_model, remove_model);
 }

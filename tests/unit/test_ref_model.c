@@ -417,6 +417,102 @@ static void non_finite_state_is_reported_and_reset_heals(void **state) {
     rig_close(&r);
 }
 
+/* Greedy tokens after the token first, with two steps in flight; the session has read all but the
+ * last of them. */
+static void run_ahead(struct rig *r, int32_t first, int32_t *out, int n) {
+    const struct backend_sampling greedy = {.repetition = 1, .top_p = 1};
+    struct decode_slot slot = {.session = r->session, .token = first, .sampling = &greedy};
+    struct decode_result result;
+    assert_int_equal(backend_ref.sample_begin(r->session, NULL, 0, &r->err), LILY_OK);
+    assert_int_equal(backend_ref.decode_submit(r->model, &slot, 1, &r->err), LILY_OK);
+    slot.token = -1;
+    for (int i = 0; i < n; i++) {
+        if (i + 1 < n) {
+            assert_int_equal(backend_ref.decode_submit(r->model, &slot, 1, &r->err), LILY_OK);
+            assert_int_equal(backend_ref.decode_submit(r->model, &slot, 1, &r->err), LILY_EBUSY);
+        }
+        assert_int_equal(backend_ref.decode_wait(r->model, &result, 1, &r->err), LILY_OK);
+        assert_true(result.finite);
+        out[i] = result.token;
+    }
+}
+
+/* Sampled on the device or by the host from its logits: the same tokens and the same state; and one
+ * token taken back leaves what was there before it. */
+static void two_steps_in_flight_and_one_back(void **state) {
+    (void)state;
+    enum { PROMPT = 70, MORE = 9 };
+    struct rig r;
+    int32_t ids[PROMPT], host[MORE], device[MORE];
+    rig_open(&r, PROMPT + MORE);
+    for (int32_t i = 0; i < PROMPT; i++) ids[i] = id_at(900 + i);
+    struct decode_slot unknown = {.session = r.session, .token = -1};
+    assert_int_equal(backend_ref.decode_submit(r.model, &unknown, 1, &r.err), LILY_EINVAL);
+    assert_int_equal(backend_ref.rewind(r.session, &r.err), LILY_EINVAL);
+    assert_int_equal(tiny_prefill(r.session, ids, PROMPT, r.logits, &r.err), LILY_OK);
+    assert_int_equal(backend_ref.rewind(r.session, &r.err), LILY_EINVAL); /* not a decoded token */
+    generate(&r, r.session, r.logits, host, MORE);
+    assert_int_equal(backend_ref.rewind(r.session, &r.err), LILY_OK);
+    assert_int_equal(backend_ref.rewind(r.session, &r.err), LILY_EINVAL); /* once */
+    float *expected = export_state(&r, r.session);
+
+    backend_ref.reset(r.session);
+    assert_int_equal(tiny_prefill(r.session, ids, PROMPT, r.logits, &r.err), LILY_OK);
+    run_ahead(&r, host[0], device, MORE - 1);
+    assert_memory_equal(device, host + 1, (MORE - 1) * sizeof *host);
+    assert_int_equal(backend_ref.position(r.session), PROMPT + MORE - 1);
+    float *found = export_state(&r, r.session);
+    assert_memory_equal(found, expected, backend_ref.state_bytes(r.model));
+    free(found);
+
+    struct decode_slot last = {.session = r.session, .token = host[MORE - 1], .logits = r.logits};
+    struct decode_result result;
+    for (int i = 0; i < 2; i++) { /* forth and back again changes nothing */
+        assert_int_equal(backend_ref.decode_submit(r.model, &last, 1, &r.err), LILY_OK);
+        assert_int_equal(backend_ref.decode_wait(r.model, &result, 1, &r.err), LILY_OK);
+        assert_int_equal(backend_ref.rewind(r.session, &r.err), LILY_OK);
+        found = export_state(&r, r.session);
+        assert_memory_equal(found, expected, backend_ref.state_bytes(r.model));
+        free(found);
+        assert_int_equal(backend_ref.position(r.session), PROMPT + MORE - 1);
+    }
+    free(expected);
+    rig_close(&r);
+}
+
+/* Each step counts the token it appends, the prompt counts for the repetition penalty alone, and a
+ * new sequence forgets both. */
+static void penalties_count_what_was_appended(void **state) {
+    (void)state;
+    struct rig r;
+    rig_open(&r, 64);
+    const int32_t prompt[] = {5, 6, 5};
+    const struct backend_sampling p = {
+        .repetition = 1.2f, .frequency = 0.5f, .presence = 0.25f, .top_p = 1};
+    struct decode_slot slot = {.session = r.session, .sampling = &p};
+    struct decode_result result;
+    assert_int_equal(tiny_prefill(r.session, prompt, 3, NULL, &r.err), LILY_OK);
+    assert_int_equal(backend_ref.sample_begin(r.session, prompt, 3, &r.err), LILY_OK);
+    const int32_t read[] = {7, 7, 6};
+    for (int i = 0; i < 3; i++) {
+        slot.token = read[i];
+        assert_int_equal(backend_ref.decode_submit(r.model, &slot, 1, &r.err), LILY_OK);
+        assert_int_equal(backend_ref.decode_wait(r.model, &result, 1, &r.err), LILY_OK);
+    }
+    const int32_t *counts = r.session->counts;
+    assert_int_equal(counts[5], 1); /* prompt only */
+    assert_int_equal(counts[6], 2); /* and once in the output */
+    assert_int_equal(counts[7], 3); /* twice */
+    int32_t others = 0;
+    for (int32_t i = 8; i < shape_mini.vocab; i++) others += counts[i];
+    assert_int_equal(others, 0);
+    const int32_t bad[] = {1, 4096};
+    assert_int_equal(backend_ref.sample_begin(r.session, bad, 2, &r.err), LILY_EINVAL);
+    assert_int_equal(backend_ref.sample_begin(r.session, NULL, 0, &r.err), LILY_OK);
+    for (int32_t i = 0; i < shape_mini.vocab; i++) assert_int_equal(counts[i], 0);
+    rig_close(&r);
+}
+
 static void sessions_of_one_step_do_not_meet(void **state) {
     (void)state;
     struct rig r;
@@ -543,6 +639,8 @@ int main(void) {
         cmocka_unit_test(prefill_then_decode_equals_single_steps),
         cmocka_unit_test(restored_and_imported_sessions_continue_identically),
         cmocka_unit_test(non_finite_state_is_reported_and_reset_heals),
+        cmocka_unit_test(two_steps_in_flight_and_one_back),
+        cmocka_unit_test(penalties_count_what_was_appended),
         cmocka_unit_test(sessions_of_one_step_do_not_meet),
         cmocka_unit_test(wrong_calls_are_refused_and_harmless),
         cmocka_unit_test(real_shape_has_the_published_sizes),

@@ -86,6 +86,8 @@ int ref_open(const struct weights *w, const struct backend_options *options,
     m->attention_layers = shape_attention_layers(w->shape, w->layers);
     m->gdn_layers = w->layers - m->attention_layers;
     int rc = scratch_new(m, err);
+    m->sampled = malloc(((size_t)w->shape->vocab + 31) / 32 * sizeof *m->sampled);
+    if (rc == LILY_OK && !m->sampled) rc = ERR_NOMEM(err, "reference backend");
     for (int i = 0; i < REF_FLIGHTS && rc == LILY_OK; i++) {
         m->flight[i].results = calloc((size_t)options->max_sessions, sizeof(struct decode_result));
         if (!m->flight[i].results) rc = ERR_NOMEM(err, "reference backend");
@@ -96,6 +98,7 @@ int ref_open(const struct weights *w, const struct backend_options *options,
         return rc;
     }
     ref_rope_frequencies(w->shape, m->inv_freq);
+    backend_sampled(w, options, m->sampled);
     *out = m;
     return LILY_OK;
 }
@@ -103,6 +106,7 @@ int ref_open(const struct weights *w, const struct backend_options *options,
 void ref_close(struct backend_model *m) {
     if (!m) return;
     for (int i = 0; i < REF_FLIGHTS; i++) free(m->flight[i].results);
+    free(m->sampled);
     free(m->block);
     free(m);
 }

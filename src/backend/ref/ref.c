@@ -128,7 +128,7 @@ static struct decode_result decode_one(struct backend_model *m, const struct dec
         int32_t *count = &s->counts[token];
         *count += *count ? 1 : 2;
         result.token = result.finite ? ref_sample(slot->sampling, slot->pick, logits, s->counts,
-                                                  m->w->vocab_used, m->x.penalised)
+                                                  m->sampled, m->w->shape->vocab, m->x.penalised)
                                      : 0;
     }
     s->sampled = result.token;

@@ -66,7 +66,8 @@ struct backend_model {
     struct ref_flight
         flight[REF_FLIGHTS]; /* [flights] submitted, not yet waited for, oldest first */
     int32_t flights;
-    float *inv_freq; /* [rotary_dim / 2] */
+    float *inv_freq;   /* [rotary_dim / 2] */
+    uint32_t *sampled; /* [(V + 31) / 32] bits of the ids that may be sampled */
     struct ref_scratch x;
     float *block; /* all of x, and inv_freq */
     size_t block_bytes;
@@ -137,9 +138,9 @@ void ref_logits(const struct weights *w, const float *normed, float *logits);
 bool ref_finite(const float *x, int32_t n);
 
 /* sample.c: the token that pick number pick takes from logits[n], all finite, after counts[n] of
- * the sequence so far; x[n] is scratch. */
+ * the sequence so far. Of the bits sampled at least one is set; x[n] is scratch. */
 int32_t ref_sample(const struct backend_sampling *p, uint64_t pick, const float *logits,
-                   const int32_t *counts, int32_t n, float *x);
+                   const int32_t *counts, const uint32_t *sampled, int32_t n, float *x);
 
 /* session.c: the backend's functions of the same names */
 int ref_session_new(struct backend_model *m, int32_t context, struct backend_session **out,

@@ -26,10 +26,12 @@ static float penalised(const struct backend_sampling *p, float x, int32_t count)
 }
 
 /* The largest of x[n] that comes after x[last] in descending order, of equals the lower id first;
- * last is -1 for the largest of all. -1: there is none. */
+ * last is -1 for the largest of all. Ids that may not be sampled are -infinity and none. -1: there
+ * is no other. */
 static int32_t next_largest(const float *x, int32_t n, int32_t last) {
     int32_t best = -1;
     for (int32_t i = 0; i < n; i++) {
+        if (x[i] == -INFINITY) continue;
         bool after = last < 0 || x[i] < x[last] || (x[i] == x[last] && i > last);
         if (after && (best < 0 || x[i] > x[best])) best = i;
     }
@@ -86,9 +88,12 @@ static int32_t draw(const struct candidate *c, int32_t n, float u) {
 }
 
 int32_t ref_sample(const struct backend_sampling *p, uint64_t pick, const float *logits,
-                   const int32_t *counts, int32_t n, float *x) {
+                   const int32_t *counts, const uint32_t *sampled, int32_t n, float *x) {
     struct candidate c[BACKEND_TOP_K];
-    for (int32_t i = 0; i < n; i++) x[i] = penalised(p, logits[i], counts[i]);
+    for (int32_t i = 0; i < n; i++) {
+        bool allowed = sampled[i / 32] >> i % 32 & 1;
+        x[i] = allowed ? penalised(p, logits[i], counts[i]) : -INFINITY;
+    }
     if (p->temperature == 0) return next_largest(x, n, -1);
     int32_t m = choose(x, n, p, c);
     if (p->top_p < 1) keep_top_p(c, m, p->top_p);
