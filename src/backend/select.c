@@ -1,5 +1,6 @@
 #include "backend/backend.h"
+#include "backend/metal/plan.h"
 
 const struct backend *const backend_all[] = {&backend_cpu, &backend_ref, NULL};
 
-const struct backend_planner backend_plans[] = {{NULL, NULL}};
+const struct backend_planner backend_plans[] = {{"metal", metal_plan}, {NULL, NULL}};

@@ -176,6 +176,11 @@ void graph_write(struct graph *g, int32_t buffer, uint64_t begin, uint64_t bytes
     add_access(g, (struct graph_access){buffer, true, begin, begin + bytes, bytes});
 }
 
+void graph_write_some(struct graph *g, int32_t buffer, uint64_t begin, uint64_t extent,
+                      uint64_t bytes) {
+    add_access(g, (struct graph_access){buffer, true, begin, begin + extent, bytes});
+}
+
 /* ---- barriers -------------------------------------------------------------------------------- */
 
 /* Whether an access touches what an earlier one, not yet covered by a barrier, wrote; or writes

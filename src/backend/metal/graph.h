@@ -116,6 +116,8 @@ void graph_read(struct graph *g, int32_t buffer, uint64_t begin, uint64_t bytes)
 void graph_read_some(struct graph *g, int32_t buffer, uint64_t begin, uint64_t extent,
                      uint64_t bytes);
 void graph_write(struct graph *g, int32_t buffer, uint64_t begin, uint64_t bytes);
+void graph_write_some(struct graph *g, int32_t buffer, uint64_t begin, uint64_t extent,
+                      uint64_t bytes);
 void graph_end(struct graph *g);
 
 /* Later dispatches carry this mark (which stage outputs exist once they have run: trace). */

@@ -1,0 +1,31 @@
+/* One command buffer at a time in each of two slots: while the GPU works on one, the host records
+ * and commits the next. No event is needed between them: a queue starts its command buffers in the
+ * order of their commits, and Metal orders encoders that share a tracked buffer, which all buffers
+ * here are; so step N + 1 reads the token slot that step N wrote.
+ *
+ * Command buffers hold no references: the model outlives them, since every path that frees a buffer
+ * waits first. */
+#ifndef LILY_METAL_COMMAND_H
+#define LILY_METAL_COMMAND_H
+
+#include "backend/metal/device.h"
+
+struct metal_command {
+    id buffer; /* owned from begin to wait; NULL otherwise */
+};
+
+/* Opens a command buffer; the label shows in Apple's tools and in error messages. */
+int metal_command_begin(const struct metal_device *d, const char *label, struct metal_command *out,
+                        lily_err *err);
+void metal_command_commit(struct metal_command *c);
+
+/* Waits for the end. seconds: of GPU time. An error says what the GPU reported and what helps; then
+ * the queue is to be replaced (metal_device_new_queue) once all others were waited for. */
+int metal_command_wait(struct metal_command *c, double *seconds, lily_err *err);
+
+/* Rows of the next prompt chunk, so that its command buffer takes about `target` seconds: the
+ * display's watchdog ends longer ones, and a cancelled request waits for the chunk in flight.
+ * rows took seconds; the result is a multiple of grid within [grid, most] and at most doubles. */
+int32_t metal_next_rows(int32_t rows, double seconds, double target, int32_t grid, int32_t most);
+
+#endif

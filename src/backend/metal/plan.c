@@ -1,0 +1,60 @@
+#include "backend/metal/plan.h"
+
+#include "backend/metal/decode_graph.h"
+
+static int check(const struct shape *s, const struct plan_query *q, lily_err *err) {
+    bool layers = q->layers >= s->attention_every && q->layers <= s->layers &&
+                  q->layers % s->attention_every == 0;
+    if (layers && q->depth >= 0 && q->tokens >= 1 && q->depth <= s->max_context - q->tokens) {
+        return LILY_OK;
+    }
+    return ERR(err, LILY_EINVAL,
+               "plan: found %d tokens at depth %d of %d layers, expected at least 1 token within a "
+               "context of %d and a multiple of %d layers up to %d",
+               q->tokens, q->depth, q->layers, s->max_context, s->attention_every, s->layers);
+}
+
+static void fill(const struct graph_counts *c, struct backend_plan *out) {
+    *out = (struct backend_plan){
+        .kernels = c->kernels,
+        .stages = c->stages,
+        .barriers = c->barriers,
+        .command_buffers = 1,
+        .weight_bytes = c->unique_read[GRAPH_WEIGHTS],
+        .state_bytes = c->unique_read[GRAPH_STATE],
+        .kv_bytes = c->unique_read[GRAPH_KV],
+        .read_bytes = c->traffic_read,
+        .written_bytes = c->traffic_written,
+    };
+}
+
+int metal_plan(const struct shape *shape, const struct plan_query *query, struct backend_plan *out,
+               lily_err *err) {
+    struct metal_layout layout = {0};
+    struct graph *g = NULL;
+    struct graph_counts counts;
+    int rc = check(shape, query, err);
+    if (rc != LILY_OK) return rc;
+    rc = layout_make(shape, query->layers, NULL, false, query->tokens, query->depth + query->tokens,
+                     1, UINT64_MAX, &layout, err);
+    if (rc != LILY_OK) return rc;
+    rc = layout_graph(&layout, decode_most_dispatches(query->layers), &g, err);
+    if (rc != LILY_OK) goto out;
+    /* A token in the middle of an answer: it is read from the slot, counted, and a next one drawn.
+     */
+    struct decode_record r = {
+        .session = {.first = layout.first_session,
+                    .context = layout.context,
+                    .position = query->depth},
+        .token = -1,
+        .sampling = decode_no_sampling,
+    };
+    decode_record(g, &layout, &r);
+    rc = graph_check(g, err);
+    if (rc == LILY_OK) rc = graph_count(g, &counts, err);
+    if (rc == LILY_OK) fill(&counts, out);
+out:
+    graph_free(g);
+    layout_free(&layout);
+    return rc;
+}
