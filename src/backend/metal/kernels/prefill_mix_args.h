@@ -2,9 +2,10 @@
  * Shared by C and MSL; needs the SHAPE_... macros only where a kernel includes it.
  *
  * A chunk is n tokens at positions pos .. pos + n - 1 of one session; n is any number from 1. All
- * arrays are float32 and row-major unless said otherwise, strides count elements. "threads" is one
- * dimensional. A kernel reads and writes exactly the bytes named here. v_heads, k_heads, conv_dim,
- * v_dim, q_heads, kv_heads, q_dim and kv_dim are the shape's.
+ * arrays are float32 and row-major unless said otherwise; strides count elements; bindings begin at
+ * multiples of 16 bytes. Threadgroups are one-dimensional. A kernel reads and writes exactly the
+ * bytes named here. v_heads, k_heads, conv_dim, v_dim, q_heads, kv_heads, q_dim and kv_dim are the
+ * shape's.
  *
  * DeltaNet layer: prefill_gdn_conv -> prefill_gdn_scan -> prefill_gdn_norm.
  * Attention layer: prefill_attn_prep -> prefill_attn,
@@ -104,8 +105,8 @@ enum prefill_attn_prep_binding {
 };
 #define PREFILL_ATTN_PREP_THREADS 320
 
-/* prefill_attn: softmax(q k^T) v, times sigmoid(gate). TOTAL and STATS are touched only when
- * prefill_attn_spans is above 1, and then read and written. */
+/* prefill_attn: softmax(q k^T) v, times sigmoid(gate). TOTAL is touched only when
+ * prefill_attn_spans is above 1, and then written and read by the same threads. */
 enum prefill_attn_binding {
     PREFILL_ATTN_ARGS,   /* struct prefill_attn_args */
     PREFILL_ATTN_QUERY,  /* bfloat [n][kv_heads][256][8] of prefill_attn_prep */
@@ -113,8 +114,7 @@ enum prefill_attn_binding {
     PREFILL_ATTN_VALUES, /* likewise */
     PREFILL_ATTN_QG,     /* [n][qg_stride]; reads the gates */
     PREFILL_ATTN_OUT,    /* bfloat [n][q_dim] written */
-    PREFILL_ATTN_TOTAL,  /* [n][q_heads][256] scratch */
-    PREFILL_ATTN_STATS   /* [n][q_heads][2] scratch: maximum, sum */
+    PREFILL_ATTN_TOTAL   /* [n][q_heads][256] scratch */
 };
 #define PREFILL_ATTN_THREADS 256
 
