@@ -15,6 +15,21 @@
 #include <stdint.h>
 #endif
 
+/* Kernel, its .metal file, threads of a threadgroup; 0: PREFILL_ROW_THREADS or
+ * PREFILL_ROUTER_THREADS, which depend on the shape and which the grids below return. */
+#define PREFILL_GEMM_KERNEL_MAP(XX)                                                                \
+    XX(PREFILL_EMBED, prefill_embed, "prefill_embed.metal", 0)                                     \
+    XX(PREFILL_NORM, prefill_norm, "prefill_norm.metal", 0)                                        \
+    XX(PREFILL_GEMM, prefill_gemm, "prefill_gemm.metal", 128)                                      \
+    XX(PREFILL_GEMM_MULTI, prefill_gemm_multi, "prefill_gemm.metal", 128)                          \
+    XX(PREFILL_GEMM_SILU, prefill_gemm_silu, "prefill_gemm.metal", 128)                            \
+    XX(PREFILL_ROUTER, prefill_router, "prefill_router.metal", 0)                                  \
+    XX(PREFILL_ROUTE, prefill_route, "prefill_route.metal", 256)                                   \
+    XX(PREFILL_EXPERTS_UP, prefill_experts_up, "prefill_experts.metal", 128)                       \
+    XX(PREFILL_EXPERTS_DOWN, prefill_experts_down, "prefill_experts.metal", 128)                   \
+    XX(PREFILL_COMBINE, prefill_combine, "prefill_combine.metal", 0)                               \
+    XX(PREFILL_COMBINE_NORM, prefill_combine_norm, "prefill_combine.metal", 0)
+
 #define PREFILL_MAX_ROWS 2048
 #define PREFILL_TILE_M                                                                             \
     32 /* rows of a tile; a rest of at most PREFILL_SMALL_M takes a small one                      \
