@@ -92,17 +92,19 @@ static int new_library(struct metal_device *d, const char *file, const struct sh
     return rc;
 }
 
-static int check_pipeline(const struct metal_kernel *k, id pipeline, lily_err *err) {
+static int check_pipeline(const struct metal_kernel *k, uint32_t needed, id pipeline,
+                          lily_err *err) {
     NSUInteger threads = mtl_pipeline_max_threads(pipeline);
     NSUInteger width = mtl_pipeline_simd_width(pipeline);
-    if (threads >= (NSUInteger)k->threads && width == 32) return LILY_OK;
+    if (threads >= needed && width == 32) return LILY_OK;
     return ERR(err, LILY_EBACKEND,
-               "%s: found %lu threads of simdgroups of %lu, expected %d of 32; report it with the "
+               "%s: found %lu threads of simdgroups of %lu, expected %u of 32; report it with the "
                "machine's name, or use the cpu backend",
-               k->name, threads, width, k->threads);
+               k->name, threads, width, needed);
 }
 
-static int new_pipeline(struct metal_device *d, id library, int32_t kernel, lily_err *err) {
+static int new_pipeline(struct metal_device *d, id library, int32_t kernel,
+                        const struct shape *shape, lily_err *err) {
     const struct metal_kernel *k = &metal_kernels[kernel];
     id error = NULL, function = mtl_new_function(library, ns_string(k->name));
     if (!function) {
@@ -112,7 +114,7 @@ static int new_pipeline(struct metal_device *d, id library, int32_t kernel, lily
     d->pipeline[kernel] = mtl_new_pipeline(d->device, function, &error);
     objc_release(function);
     if (!d->pipeline[kernel]) return compile_error(k->name, error, err);
-    return check_pipeline(k, d->pipeline[kernel], err);
+    return check_pipeline(k, metal_kernel_threads(kernel, shape), d->pipeline[kernel], err);
 }
 
 /* Kernels of one file follow each other in the table. */
@@ -124,7 +126,7 @@ int metal_device_compile(struct metal_device *d, const struct shape *shape, lily
         id library = NULL;
         rc = new_library(d, file, shape, &library, err);
         for (; i < METAL_KERNELS && strcmp(metal_kernels[i].file, file) == 0; i++) {
-            if (rc == LILY_OK) rc = new_pipeline(d, library, i, err);
+            if (rc == LILY_OK) rc = new_pipeline(d, library, i, shape, err);
         }
         objc_release(library);
         objc_autoreleasePoolPop(pool);

@@ -59,12 +59,14 @@ void graph_clear(struct graph *g) {
     g->dispatches = g->bindings = g->accesses = g->n_listed = g->barriers = 0;
     g->args_bytes = 0;
     g->floor = g->highest = 0;
+    g->last_barrier = -1;
     g->mark = -1;
     g->open = false;
     g->broken = NULL;
     for (int32_t i = 0; i < g->buffers; i++) {
         forget_uses(&g->buffer[i]);
         g->buffer[i].seen = g->buffer[i].floor = 0;
+        g->buffer[i].bound_at = -1;
     }
 }
 
@@ -195,11 +197,17 @@ static bool conflicts(const struct graph *g, const struct graph_access *a) {
     return false;
 }
 
-static bool is_listed(const struct graph *g, const struct graph_dispatch *d, int32_t buffer) {
-    for (int32_t i = 0; i < d->barrier; i++) {
-        if (g->listed[d->first_barrier + i] == buffer) return true;
+/* The buffers through which d conflicts with earlier dispatches, each once; returns how many, at
+ * most GRAPH_BARRIER_LIST + 1. */
+static int32_t conflicting(const struct graph *g, const struct graph_dispatch *d, int32_t *list) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < d->accesses && n <= GRAPH_BARRIER_LIST; i++) {
+        const struct graph_access *a = &g->access[d->first_access + i];
+        bool known = false;
+        for (int32_t j = 0; j < n && !known; j++) known = list[j] == a->buffer;
+        if (!known && conflicts(g, a)) list[n++] = a->buffer;
     }
-    return false;
+    return n;
 }
 
 static int32_t buffers_in_use(const struct graph *g) {
@@ -209,32 +217,50 @@ static int32_t buffers_in_use(const struct graph *g) {
 }
 
 static void barrier_on_all(struct graph *g, struct graph_dispatch *d) {
-    g->n_listed = d->first_barrier;
     d->barrier = GRAPH_SCOPE;
     for (int32_t i = 0; i < g->buffers; i++) forget_uses(&g->buffer[i]);
     g->floor = g->highest;
 }
 
-/* Lists the buffers through which d conflicts with earlier dispatches. When those are all that are
- * in use, or too many to list, the barrier covers everything. */
-static void place_barrier(struct graph *g, struct graph_dispatch *d) {
-    for (int32_t i = 0; i < d->accesses; i++) {
-        const struct graph_access *a = &g->access[d->first_access + i];
-        if (is_listed(g, d, a->buffer) || !conflicts(g, a)) continue;
-        if (d->barrier == GRAPH_BARRIER_LIST || g->n_listed == g->max_listed) {
-            barrier_on_all(g, d);
-            break;
-        }
-        g->listed[g->n_listed++] = a->buffer;
-        d->barrier++;
-    }
-    if (d->barrier == 0) return;
-    g->barriers++;
-    if (d->barrier > 1 && d->barrier == buffers_in_use(g)) barrier_on_all(g, d);
-    for (int32_t i = 0; i < d->barrier; i++) {
-        struct graph_buffer *b = &g->buffer[g->listed[d->first_barrier + i]];
+static void barrier_on(struct graph *g, struct graph_dispatch *d, const int32_t *list, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        struct graph_buffer *b = &g->buffer[list[i]];
         forget_uses(b);
         b->floor = b->seen;
+        g->listed[g->n_listed++] = list[i];
+        d->barrier++;
+    }
+}
+
+/* Whether the newest barrier can cover these buffers too: none was bound since, and there is room.
+ * Its list is the last one in g->listed. */
+static bool can_join(const struct graph *g, const int32_t *list, int32_t n) {
+    if (g->last_barrier < 0) return false;
+    const struct graph_dispatch *d = &g->dispatch[g->last_barrier];
+    if (d->barrier == GRAPH_SCOPE || d->barrier + n > GRAPH_BARRIER_LIST) return false;
+    for (int32_t i = 0; i < n; i++) {
+        if (g->buffer[list[i]].bound_at >= g->last_barrier) return false;
+    }
+    return true;
+}
+
+/* When the conflicting buffers are all that are in use, or too many to list, the barrier covers
+ * everything. */
+static void place_barrier(struct graph *g, struct graph_dispatch *d) {
+    int32_t list[GRAPH_BARRIER_LIST + 1], n = conflicting(g, d, list);
+    bool room = n <= GRAPH_BARRIER_LIST && n <= g->max_listed - g->n_listed;
+    if (n == 0) return;
+    if (room && can_join(g, list, n)) {
+        barrier_on(g, &g->dispatch[g->last_barrier], list, n);
+        return;
+    }
+    g->barriers++;
+    g->last_barrier = g->dispatches;
+    d->first_barrier = g->n_listed;
+    if (!room || (n > 1 && n == buffers_in_use(g))) {
+        barrier_on_all(g, d);
+    } else {
+        barrier_on(g, d, list, n);
     }
 }
 
@@ -256,7 +282,9 @@ static void place_stage(struct graph *g, struct graph_dispatch *d) {
     if (d->stage > g->highest) g->highest = d->stage;
     for (int32_t i = 0; i < d->bindings; i++) {
         int32_t buffer = g->binding[d->first_binding + i].buffer;
-        if (buffer >= 0 && g->buffer[buffer].seen < d->stage) g->buffer[buffer].seen = d->stage;
+        if (buffer < 0) continue;
+        if (g->buffer[buffer].seen < d->stage) g->buffer[buffer].seen = d->stage;
+        g->buffer[buffer].bound_at = g->dispatches;
     }
 }
 

@@ -6,7 +6,8 @@
  * Two dispatches must be ordered when one of them writes a byte that the other touches. A barrier
  * stands before the later one only then, and lists only the buffers in question; everything else
  * overlaps. As Metal defines it, a barrier on a buffer orders all earlier uses of that buffer, so a
- * conflict is looked for among the uses since the last barrier that covered the buffer.
+ * conflict is looked for among the uses since the last barrier that covered the buffer. A dispatch
+ * whose conflicts all lie before the newest barrier adds its buffers to that one.
  *
  * Memory is taken once in graph_new. A recording that outgrows it, or names a buffer that is not
  * bound, marks the graph as broken: graph_check tells. */
@@ -67,6 +68,7 @@ struct graph_buffer { /* while recording: uses since the last barrier that cover
     enum graph_class class;
     int32_t last_use;    /* in graph.access, -1: none; older ones by graph.older */
     bool written;        /* one of them is a write */
+    int32_t bound_at;    /* the latest dispatch that binds it, -1: none */
     int32_t seen, floor; /* stages: of its latest user; below which no later user can be */
 };
 
@@ -86,6 +88,7 @@ struct graph {
     int32_t buffers;
     int32_t floor, highest; /* stages */
     int32_t barriers;
+    int32_t last_barrier; /* the dispatch after the newest one, -1: none */
     int32_t mark;
     bool open;          /* a dispatch is being recorded */
     const char *broken; /* why this recording cannot be used, NULL: it can */

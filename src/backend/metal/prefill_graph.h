@@ -1,0 +1,20 @@
+/* Records a chunk of a prompt: one command buffer, in which routing stays on the GPU. */
+#ifndef LILY_METAL_PREFILL_GRAPH_H
+#define LILY_METAL_PREFILL_GRAPH_H
+
+#include "backend/metal/record.h"
+
+struct prefill_record {
+    struct metal_view session;
+    int32_t n; /* rows: tokens in METAL_P_IDS, at most layout.rows */
+};
+
+/* Appends to g; the last layer leaves the chunk's residual stream in METAL_P_H. */
+void prefill_record(struct graph *g, const struct metal_layout *l, const struct prefill_record *r);
+
+/* Dispatches of a chunk at most, without heads. */
+static inline int32_t prefill_most_dispatches(int32_t layers) {
+    return 2 + 13 * layers;
+}
+
+#endif
