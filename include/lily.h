@@ -186,7 +186,8 @@ void lily_cancel(lily_session *s);
 int lily_session_sync(lily_session *s, const int32_t *ids, size_t n, lily_err *err);
 /* Appends one token by the decode path. */
 int lily_session_step(lily_session *s, int32_t id, lily_err *err);
-/* [vocab], until the next call on s; NULL when the session is empty or the last call failed. */
+/* [vocab], until the next call on s; NULL when the session is empty, the last call failed, or it
+ * was a lily_generate whose tokens the device sampled. */
 const float *lily_session_logits(const lily_session *s);
 void lily_session_reset(lily_session *s);
 
@@ -212,5 +213,18 @@ int lily_synth(const char *out, const lily_synth_options *options, lily_progress
 int lily_inspect(const char *path, char **json, lily_err *err);
 /* The machine and each backend: usable or not and why, as a JSON document, malloc'd. */
 int lily_doctor(char **json, lily_err *err);
+
+/* What steps cost by a backend's own recording of them, without device or checkpoint. */
+typedef struct lily_plan_options {
+    const char *backend;   /* one that records plans */
+    const char *shape;     /* "qwen3.6-35b-a3b" or "mini"; NULL: the first */
+    int32_t layers;        /* a multiple of 4; 0: all */
+    const int32_t *depths; /* [n_depths] tokens in the KV cache; n_depths 0: a few */
+    size_t n_depths;
+    const int32_t *tokens; /* [n_tokens] 1: a decoded token, more: a chunk; n_tokens 0: 1 */
+    size_t n_tokens;       /* both 0: a few depths, and a prompt chunk at depth 0 */
+} lily_plan_options;
+/* A JSON document, malloc'd: kernels, stages, barriers, bytes, and the fraction of the least. */
+int lily_plan(const lily_plan_options *options, char **json, lily_err *err);
 
 #endif

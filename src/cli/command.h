@@ -18,5 +18,6 @@ int cmd_inspect(int argc, char **argv);
 int cmd_pack(int argc, char **argv);
 int cmd_synth(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
+int cmd_plan(int argc, char **argv);
 
 #endif

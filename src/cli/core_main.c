@@ -11,6 +11,7 @@ static const struct command commands[] = {
     {"pack", "a checkpoint folder to one memory-mapped file", cmd_pack},
     {"synth", "write a random checkpoint for measurements", cmd_synth},
     {"doctor", "this machine, its backends and memory", cmd_doctor},
+    {"plan", "what a step costs on a backend: kernels, stages, bytes", cmd_plan},
 };
 
 int main(int argc, char **argv) {

@@ -1,5 +1,6 @@
 /* lily doctor: the machine, and each backend with why it can or cannot be used. */
 #include <jansson.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "backend/backend.h"
@@ -7,16 +8,20 @@
 #include "engine/machine.h"
 #include "lily.h"
 
-/* Backends the project has a place for and why this build may lack them. */
+/* Backends the project has a place for, in order of preference, and why this build may lack them.
+ */
 static const struct {
     const char *name, *reason;
-} elsewhere[] = {
-    {"cuda", "not in this build: it has no CUDA backend"},
+} known[] = {
 #if defined(__APPLE__)
     {"metal", "not in this build: it has no Metal backend"},
+    {"cuda", "not in this build: CUDA does not exist on macOS"},
 #else
     {"metal", "not in this build: Metal exists on macOS only"},
+    {"cuda", "not in this build: it has no CUDA backend"},
 #endif
+    {"cpu", "not in this build"},
+    {"ref", "not in this build"},
 };
 
 static json_t *machine_json(void) {
@@ -29,22 +34,15 @@ static json_t *machine_json(void) {
 
 static json_t *backends_json(void) {
     json_t *list = json_array();
-    for (size_t i = 0; backend_all[i]; i++) {
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         struct backend_probe probe = {0};
-        backend_all[i]->probe(&probe);
-        json_array_append_new(list, json_pack("{s:s, s:b, s:s, s:s}", "name", backend_all[i]->name,
+        snprintf(probe.reason, sizeof probe.reason, "%s", known[i].reason);
+        for (size_t j = 0; backend_all[j]; j++) {
+            if (strcmp(backend_all[j]->name, known[i].name) == 0) backend_all[j]->probe(&probe);
+        }
+        json_array_append_new(list, json_pack("{s:s, s:b, s:s, s:s}", "name", known[i].name,
                                               "usable", probe.usable, "device", probe.device,
                                               "reason", probe.reason));
-    }
-    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++) {
-        bool built_in = false;
-        for (size_t j = 0; backend_all[j]; j++) {
-            built_in |= strcmp(backend_all[j]->name, elsewhere[i].name) == 0;
-        }
-        if (built_in) continue;
-        json_array_append_new(list,
-                              json_pack("{s:s, s:b, s:s, s:s}", "name", elsewhere[i].name, "usable",
-                                        0, "device", "", "reason", elsewhere[i].reason));
     }
     return list;
 }

@@ -63,10 +63,18 @@ static int choose_named(const struct backend *const *all, const char *name, bool
     return rc;
 }
 
+static bool is_auto(const char *name) {
+    return !name || strcmp(name, "auto") == 0;
+}
+
+static bool has_16_bits(const struct weights *w) {
+    return w->lm_head.bits == 16;
+}
+
 int engine_choose(const struct backend *const *all, const char *name, bool weights_16_bit,
                   const struct backend **out, char *reason, size_t n, lily_err *err) {
     struct buf why_not = {0};
-    if (name && strcmp(name, "auto") != 0) {
+    if (!is_auto(name)) {
         return choose_named(all, name, weights_16_bit, out, reason, n, err);
     }
     for (size_t i = 0; all[i]; i++) {
@@ -177,9 +185,35 @@ static int open_fitting(lily_engine *e, const lily_engine_options *o, const uint
     return 0;
 }
 
-static int open_model(lily_engine *e, const lily_engine_options *o, lily_err *err) {
+/* Goes on to the next usable backend behind the one that failed to open with what err says, which
+ * is added to failures; false: there is none. */
+static bool next_backend(lily_engine *e, const struct backend *const *all, const lily_err *err,
+                         struct buf *failures) {
+    char reason[sizeof e->reason];
+    const struct backend *failed = e->backend;
+    lily_err none;
+    while (*all && *all != failed) all++;
+    if (!*all || engine_choose(all + 1, NULL, has_16_bits(e->weights), &e->backend, reason,
+                               sizeof reason, &none)) {
+        return false;
+    }
+    engine_log(e, "backend: %s failed to open: %s; going on with %s", failed->name, err->msg,
+               e->backend->name);
+    buf_printf(failures, "; %s failed to open: %s", failed->name, err->msg);
+    snprintf(e->reason, sizeof e->reason, "%s%s", reason, failures->data ? failures->data : "");
+    return true;
+}
+
+static int open_model(lily_engine *e, const lily_engine_options *o,
+                      const struct backend *const *all, lily_err *err) {
     uint32_t *sampled = sampled_ids(e);
-    int rc = sampled ? open_fitting(e, o, sampled, err) : ERR_NOMEM(err, "engine");
+    struct buf failures = {0};
+    int rc;
+    if (!sampled) return ERR_NOMEM(err, "engine");
+    do {
+        rc = open_fitting(e, o, sampled, err);
+    } while (rc && rc != LILY_ECANCELED && all && next_backend(e, all, err, &failures));
+    buf_free(&failures);
     free(sampled);
     return rc;
 }
@@ -197,15 +231,15 @@ int engine_assemble(const lily_engine_options *options, const struct engine_part
     e->log_arg = options->arg;
     e->max_sessions = options->max_sessions ? options->max_sessions : 1;
     e->state_bytes = options->state_bytes ? options->state_bytes : DEFAULT_STATE_BYTES;
-    struct backend_probe probe = {0};
-    e->backend->probe(&probe);
-    snprintf(e->device, sizeof e->device, "%s", probe.device);
     snprintf(e->reason, sizeof e->reason, "%s", parts->reason ? parts->reason : "");
-    if ((rc = load_text(e, parts, err)) || (rc = open_model(e, options, err))) {
+    if ((rc = load_text(e, parts, err)) || (rc = open_model(e, options, parts->all, err))) {
         lily_engine_close(e);
         return rc;
     }
     e->ckpt = parts->ckpt;
+    struct backend_probe probe = {0};
+    e->backend->probe(&probe);
+    snprintf(e->device, sizeof e->device, "%s", probe.device);
     struct backend_stats stats = {0};
     e->backend->stats(e->model, &stats);
     if (stats.device[0]) snprintf(e->device, sizeof e->device, "%s", stats.device);
@@ -259,14 +293,14 @@ int lily_engine_open(const lily_engine_options *options, lily_engine **out, lily
     struct engine_parts parts = {
         .ckpt = c,
         .weights = ckpt_weights(c),
+        .all = is_auto(options->backend) ? backend_all : NULL,
         .tokenizer = text_of(c, "tokenizer.json"),
         .generation_config = text_of(c, "generation_config.json"),
         .config = text_of(c, "config.json"),
         .reason = reason,
     };
-    bool weights_16_bit = parts.weights->lm_head.bits == 16;
-    if ((rc = engine_choose(backend_all, options->backend, weights_16_bit, &parts.backend, reason,
-                            sizeof reason, err)) ||
+    if ((rc = engine_choose(backend_all, options->backend, has_16_bits(parts.weights),
+                            &parts.backend, reason, sizeof reason, err)) ||
         (rc = engine_assemble(options, &parts, out, err))) {
         ckpt_free(c);
         return rc;

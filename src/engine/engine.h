@@ -34,6 +34,9 @@ struct engine_parts {
     struct ckpt *ckpt;             /* may be NULL; the engine's from success on */
     const struct weights *weights; /* outlives the engine */
     const struct backend *backend;
+    /* NULL, or the list that backend was chosen from without being asked for: where opening it
+     * fails the next usable one of the list is tried, and log and reason say why */
+    const struct backend *const *all;
     struct text_file tokenizer, generation_config, config; /* not kept */
     const char *reason;                                    /* why this backend; copied */
 };

@@ -10,7 +10,7 @@ import time
 import pytest
 
 COMMANDS = ["run", "chat", "serve", "bench", "eval", "tokenize", "inspect", "pack", "synth",
-            "doctor"]
+            "doctor", "plan"]
 CORE_COMMANDS = [c for c in COMMANDS if c not in ("chat", "serve")]
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -464,6 +464,60 @@ def test_doctor(lily):
     assert doc["machine"]["memory_total_bytes"] > 1 << 28
     text = lily("doctor").stdout
     assert "ref" in text and "GiB" in text
+
+
+# ---- plan --------------------------------------------------------------------------------------
+
+
+def test_plan_without_a_plan(lily):
+    """Which backends record one depends on the build: the message names them."""
+    refused(lily("plan", "--backend", "ref"), FAILED, "backend ref: records no plan")
+    refused(lily("plan", "--backend", "abacus"), FAILED, 'found "abacus"')
+    refused(lily("plan"), USAGE, "--backend")
+    refused(lily("plan", "--backend", "ref", "--layers", "6"), USAGE, "multiple of 4")
+    refused(lily("plan", "--backend", "ref", "--tokens", "0"), USAGE, "--tokens")
+
+
+def planning(lily):
+    """The backends of this build that record plans, as the message lists them."""
+    message = lily("plan", "--backend", "abacus").stderr
+    names = message.strip().rsplit(": ", 1)[1]
+    return [] if names == "none in this build" else names.split(", ")
+
+
+def test_plan(lily, lily_core):
+    names = planning(lily)
+    if not names:
+        pytest.skip("no backend of this build records a plan")
+    for name in names:
+        done = lily("plan", "--backend", name, "--json")
+        doc = document(done)
+        assert (doc["backend"], doc["shape"], doc["layers"]) == (name, "qwen3.6-35b-a3b", 40)
+        assert doc["least_per_token"] == {
+            "weight_bytes": 1669561728, "state_bytes": 62914560, "convolution_bytes": 2949120,
+            "kv_per_depth_bytes": 20480}
+        steps = doc["steps"]
+        assert [s["tokens"] for s in steps] == [1, 1, 1, 1, 512]
+        assert [s["depth"] for s in steps] == [0, 4096, 32768, 131072, 0]
+        for step in steps[:4]:
+            assert step["kernels"] > 0 and step["stages"] > 0
+            assert step["unique_bytes"] == (step["weight_bytes"] + step["state_bytes"]
+                                            + step["kv_bytes"])
+            assert step["least_bytes"] == (1669561728 + 62914560 + 2949120
+                                           + 20480 * step["depth"])
+            assert step["read_bytes"] >= step["unique_bytes"] >= step["least_bytes"]
+            assert abs(step["of_least"] - step["unique_bytes"] / step["least_bytes"]) < 1e-5
+        assert lily("plan", "--backend", name, "--json").stdout == done.stdout
+        assert document(lily_core("plan", "--backend", name, "--json")) == doc
+        mini = document(lily("plan", "--backend", name, "--model-shape", "mini", "--layers", 4,
+                             "--depth", "0,100", "--json"))
+        assert mini["layers"] == 4 and [s["depth"] for s in mini["steps"]] == [0, 100]
+        table = lily("plan", "--backend", name)
+        assert table.returncode == OK and table.stderr == ""
+        rows = [line.split() for line in table.stdout.splitlines()]
+        first = rows.index([w for w in next(r for r in rows if r[:2] == ["tokens", "depth"])]) + 1
+        assert [r[:2] for r in rows[first:]] == [[str(s["tokens"]), str(s["depth"])]
+                                                 for s in steps]
 
 
 # ---- pack, synth -------------------------------------------------------------------------------

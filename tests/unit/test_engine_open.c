@@ -51,8 +51,6 @@ static void test_choice(void **state) {
     assert_non_null(strstr(err.msg, "ref"));
 }
 
-/* ---- options --------------------------------------------------------------------------------- */
-
 struct log {
     char text[4096];
 };
@@ -61,6 +59,66 @@ static void keep_line(void *arg, const char *line) {
     struct log *l = arg;
     snprintf(l->text + strlen(l->text), sizeof l->text - strlen(l->text), "%s\n", line);
 }
+
+static int full(const struct weights *w, const struct backend_options *options,
+                struct backend_model **out, lily_err *err) {
+    (void)w, (void)options;
+    *out = NULL;
+    return ERR(err, LILY_ENOMEM, "gpu: found 8 GiB, expected 20");
+}
+
+static int broken(const struct weights *w, const struct backend_options *options,
+                  struct backend_model **out, lily_err *err) {
+    (void)w, (void)options;
+    *out = NULL;
+    return ERR(err, LILY_EBACKEND, "driver: found version 1, expected 2");
+}
+
+static void open_on(struct lily_engine **out, const struct backend *first,
+                    const struct backend *const *all, struct log *log, int expected,
+                    lily_err *err) {
+    const lily_engine_options o = {.log = keep_line, .arg = log};
+    const struct engine_parts parts = {
+        .weights = &fake_weights, .backend = first, .all = all, .reason = "the best"};
+    fake = (struct fake){0};
+    log->text[0] = 0;
+    assert_int_equal(engine_assemble(&o, &parts, out, err), expected);
+}
+
+/* A GPU without room or with a bad driver is passed over where the choice was the engine's. */
+static void test_fallback(void **state) {
+    (void)state;
+    struct backend small = backend_fake, old = backend_fake;
+    small.name = "small", small.open = full;
+    old.name = "old", old.open = broken;
+    const struct backend *const gpus[] = {&small, &absent, &old, &backend_fake, &reference, NULL};
+    const struct backend *const hopeless[] = {&small, &old, &reference, NULL};
+    struct log log = {{0}};
+    lily_engine_info info;
+    lily_engine *e;
+    lily_err err;
+    open_on(&e, &small, gpus, &log, 0, &err);
+    lily_engine_get_info(e, &info);
+    assert_string_equal(info.backend, "fake");
+    assert_string_equal(info.device, "a script");
+    assert_int_equal(info.context, 32768); /* not lowered for the one that had no room */
+    assert_non_null(strstr(log.text, "backend: small failed to open: context of 2048 tokens: gpu: "
+                                     "found 8 GiB, expected 20; going on with old"));
+    assert_non_null(strstr(log.text, "backend: old failed to open: driver: found version 1, "
+                                     "expected 2; going on with fake"));
+    assert_non_null(strstr(info.reason, "the best usable one: tests only; small failed to open: "));
+    assert_non_null(strstr(info.reason, "; old failed to open: driver: found version 1"));
+    lily_engine_close(e);
+
+    open_on(&e, &small, NULL, &log, LILY_ENOMEM, &err); /* asked for by name */
+    assert_null(e);
+    assert_non_null(strstr(err.msg, "gpu: found 8 GiB"));
+    open_on(&e, &small, hopeless, &log, LILY_EBACKEND, &err); /* ref is no substitute */
+    assert_null(e);
+    assert_non_null(strstr(err.msg, "driver: found version 1"));
+}
+
+/* ---- options --------------------------------------------------------------------------------- */
 
 static void test_context(void **state) {
     (void)state;
@@ -303,20 +361,20 @@ static void test_doctor(void **state) {
     json_int_t total = json_integer_value(json_object_get(machine, "memory_total_bytes"));
     json_int_t free_now = json_integer_value(json_object_get(machine, "memory_available_bytes"));
     assert_true(total > 1 << 26 && free_now > 0 && free_now <= total);
-    static const char *const names[] = {"cpu", "ref", "cuda", "metal"};
-    bool found[4] = {0};
+    static const char *const names[] = {"metal", "cuda", "cpu", "ref"}; /* as auto tries them */
     size_t i;
+    assert_int_equal(json_array_size(json_object_get(doc, "backends")), 4);
     json_array_foreach(json_object_get(doc, "backends"), i, entry) {
-        const char *name = json_string_value(json_object_get(entry, "name"));
-        for (int j = 0; j < 4; j++) {
-            if (strcmp(name, names[j]) != 0) continue;
-            assert_false(found[j]);
-            found[j] = true;
-        }
+        assert_string_equal(json_string_value(json_object_get(entry, "name")), names[i]);
         assert_true(json_is_boolean(json_object_get(entry, "usable")));
         assert_true(strlen(json_string_value(json_object_get(entry, "reason"))) > 0);
     }
-    for (int j = 0; j < 4; j++) assert_true(found[j]);
+    for (size_t from = 0, j = 0; backend_all[j]; j++) { /* and so does this build's own list */
+        size_t at = from;
+        while (at < 4 && strcmp(names[at], backend_all[j]->name) != 0) at++;
+        assert_in_range(at, from, 3);
+        from = at;
+    }
     assert_true(json_is_boolean(json_object_get(doc, "embedded_standin")));
     json_decref(doc);
     free(text);
@@ -326,15 +384,11 @@ static void test_doctor(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_choice),
-        cmocka_unit_test(test_context),
-        cmocka_unit_test(test_missing_model),
-        cmocka_unit_test(test_tokenizer_file),
-        cmocka_unit_test(test_sampling_defaults),
-        cmocka_unit_test(test_end_ids),
-        cmocka_unit_test(test_bad_files),
-        cmocka_unit_test(test_tokens),
-        cmocka_unit_test(test_doctor),
+        cmocka_unit_test(test_choice),         cmocka_unit_test(test_fallback),
+        cmocka_unit_test(test_context),        cmocka_unit_test(test_missing_model),
+        cmocka_unit_test(test_tokenizer_file), cmocka_unit_test(test_sampling_defaults),
+        cmocka_unit_test(test_end_ids),        cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_tokens),         cmocka_unit_test(test_doctor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
