@@ -78,22 +78,25 @@ inline void router_multiply(thread tile_totals<ROUTER_PARTS, 1> &totals, router_
                             tile_place p) {
     threadgroup const ushort *codes = (threadgroup const ushort *)t.w;
     simdgroup_float8x8 sum[ROUTER_PARTS];
+    TILE_UNROLL
     for (int i = 0; i < ROUTER_PARTS; i++) sum[i] = make_filled_simdgroup_matrix<float, 8>(0.0f);
     for (uint k = 0; k < 8; k++) {
         uint column = p.pair * ROUTER_X_STRIDE + k * 8 + p.row;
         simdgroup_float8x8 x;
-        x.thread_elements() = float2(t.x[2 * column], t.x[2 * column + 1]);
+        tile_set(x, t.x[2 * column], t.x[2 * column + 1]);
+        TILE_UNROLL
         for (int i = 0; i < ROUTER_PARTS; i++) {
             ushort two = codes[router_expert(p, i) * (ROUTER_W_BYTES / 2) + k * 4 + p.pair];
             simdgroup_float8x8 w;
-            w.thread_elements() = float2((float)(two & 255), (float)(two >> 8));
+            tile_set(w, (float)(two & 255), (float)(two >> 8));
             simdgroup_multiply_accumulate(sum[i], w, x, sum[i]);
         }
     }
     float2 sums = float2(t.sums[2 * p.pair], t.sums[2 * p.pair + 1]);
+    TILE_UNROLL
     for (int i = 0; i < ROUTER_PARTS; i++) {
         uint e = router_expert(p, i);
-        float2 group = sum[i].thread_elements();
+        float2 group = tile_get(sum[i]);
         totals.f[i][0] = fma(float2(t.factors[2 * e]), group,
                              fma(float2(t.factors[2 * e + 1]), sums, totals.f[i][0]));
     }
@@ -104,6 +107,7 @@ inline void router_logits(thread const router_input &in, thread const router_mat
                           router_memory t, uint thread_index) {
     tile_place p = tile_where<PREFILL_ROUTER_ROWS>(thread_index);
     tile_totals<ROUTER_PARTS, 1> totals;
+    TILE_UNROLL
     for (int i = 0; i < ROUTER_PARTS; i++) totals.f[i][0] = float2(0.0f);
     for (uint step = 0; step < SHAPE_HIDDEN / SHAPE_GROUP; step++) {
         router_put(in, w, t, step, thread_index);
@@ -112,6 +116,7 @@ inline void router_logits(thread const router_input &in, thread const router_mat
         threadgroup_barrier(mem_flags::mem_threadgroup); /* USED */
     }
     threadgroup uint *logits = (threadgroup uint *)t.w;
+    TILE_UNROLL
     for (int i = 0; i < ROUTER_PARTS; i++) {
         uint e = router_expert(p, i);
         logits[2 * p.pair * SHAPE_EXPERTS + e] = as_type<uint>(totals.f[i][0].x);
@@ -133,6 +138,7 @@ inline float router_value(uint key) {
 inline void router_choose(threadgroup const uint *logits, device ushort *ids,
                           device float *weights, uint lane) {
     uint keys[ROUTER_KEYS];
+    TILE_UNROLL
     for (uint i = 0; i < ROUTER_KEYS; i++)
         keys[i] = max(router_key(as_type<float>(logits[i * 32 + lane])), 1u);
     uint first = 0;
@@ -141,6 +147,7 @@ inline void router_choose(threadgroup const uint *logits, device ushort *ids,
     for (uint rank = 0; rank < SHAPE_TOP_K; rank++) {
         uint best = 0;
         uint at = 0;
+        TILE_UNROLL
         for (uint i = 0; i < ROUTER_KEYS; i++) {
             if (keys[i] > best) {
                 best = keys[i];
@@ -149,6 +156,7 @@ inline void router_choose(threadgroup const uint *logits, device ushort *ids,
         }
         uint largest = simd_max(best);
         uint expert = simd_min(best == largest ? at * 32 + lane : (uint)SHAPE_EXPERTS);
+        TILE_UNROLL
         for (uint i = 0; i < ROUTER_KEYS; i++)
             if (i * 32 + lane == expert) keys[i] = 0;
         if (rank == 0) first = largest;

@@ -14,7 +14,7 @@
  *
  * A row's result depends on that row alone: heights differ in which simdgroup owns which fragments,
  * never in the order of a sum. The next 64 columns are fetched into registers while this tile is
- * multiplied: one buffer of threadgroup memory (14,464 bytes), so that two threadgroups fit a core. */
+ * multiplied: one buffer of threadgroup memory (14,464 bytes), so two threadgroups fit a core. */
 #ifndef LILY_METAL_TILE_H
 #define LILY_METAL_TILE_H
 
@@ -28,6 +28,8 @@ enum {
     TILE_X_QUADS = PREFILL_TILE_M / 2 * TILE_X_WORDS / 4,
     TILE_STAGE = 68 /* words of a row of finished sums, kept where W was */
 };
+/* Arrays of fragments live in registers only where every index is a constant. */
+#define TILE_UNROLL _Pragma("clang loop unroll(full)")
 static_assert(PREFILL_TILE_M * TILE_STAGE <= 4 * TILE_W_QUADS, "finished sums fit");
 
 /* A kernel declares these four arrays and hands them over together. */
@@ -38,8 +40,8 @@ struct tile_memory {
     threadgroup float *factors; /* [PREFILL_TILE_N][2] scale, bias */
 };
 
-/* What one thread copies of each tile: 16 bytes of two rows of x, half a group of one
- * row of W, and that row's scale (even threads) or bias (odd). Rows that do not exist count as 0. */
+/* What one thread copies of each tile: 16 bytes of two rows of x, half a group of one row of W,
+ * and that row's scale (even threads) or bias (odd). Rows that do not exist count as 0. */
 struct tile_source {
     device const uint4 *x0;
     device const uint4 *x1;
@@ -64,6 +66,15 @@ struct tile_place {
     uint row;    /* of the lane's two elements of an 8 x 8 fragment */
     uint pair;   /* half the column of the first */
 };
+
+/* A lane's two elements of a fragment, in neighbouring columns (tile_where). */
+inline void tile_set(thread simdgroup_float8x8 &m, float left, float right) {
+    m.thread_elements()[0] = left;
+    m.thread_elements()[1] = right;
+}
+inline float2 tile_get(thread simdgroup_float8x8 &m) {
+    return float2(m.thread_elements()[0], m.thread_elements()[1]);
+}
 
 inline uint tile_pair_of(uint thread_index) {
     return thread_index / 8;
@@ -116,6 +127,7 @@ inline void tile_put_x(thread const tile_fetched &f, tile_memory t, uint thread_
     uint pair = tile_pair_of(thread_index);
     uint chunk = thread_index % 8;
     float2 sum = float2(0.0f);
+    TILE_UNROLL
     for (uint half_chunk = 0; half_chunk < 2; half_chunk++) {
         uint2 a = half_chunk == 0 ? f.x0.xy : f.x0.zw;
         uint2 b = half_chunk == 0 ? f.x1.xy : f.x1.zw;
@@ -145,10 +157,8 @@ inline void tile_put(thread const tile_fetched &f, tile_memory t, uint thread_in
     t.factors[thread_index] = tile_bf16(f.factor);
 }
 
-/* The sums of one simdgroup: FN x FM fragments, transposed (rows are outputs, columns rows of x). */
-template <int FN, int FM> struct tile_totals {
-    float2 f[FN][FM];
-};
+/* The sums of one simdgroup: FN x FM fragments, transposed: rows are outputs. */
+template <int FN, int FM> struct tile_totals { float2 f[FN][FM]; };
 
 /* Number of a simdgroup's fragment i among the eight of the tile. Where gate and up are computed
  * together, the first 32 rows of the tile are gate's and a simdgroup owns the same of both. */
@@ -164,31 +174,40 @@ inline void tile_multiply(thread tile_totals<FN, FM> &totals, tile_memory t, til
     threadgroup const uint *words_x = (threadgroup const uint *)t.x;
     uint column = p.row / 2 + p.row % 2 * 4; /* 0 4 1 5 2 6 3 7 */
     simdgroup_float8x8 sum[FN][FM];
-    for (int i = 0; i < FN; i++)
+    TILE_UNROLL
+    for (int i = 0; i < FN; i++) {
+        TILE_UNROLL
         for (int j = 0; j < FM; j++) sum[i][j] = make_filled_simdgroup_matrix<float, 8>(0.0f);
+    }
     for (uint k = 0; k < 8; k++) {
         simdgroup_float8x8 x[FM];
+        TILE_UNROLL
         for (int j = 0; j < FM; j++) {
             uint pair = (p.simd_m * FM + (uint)j) * 4 + p.pair;
             uint word = words_x[pair * TILE_X_WORDS + k * 8 + column];
-            x[j].thread_elements() = float2(tile_low(word), tile_high(word));
+            tile_set(x[j], tile_low(word), tile_high(word));
         }
+        TILE_UNROLL
         for (int i = 0; i < FN; i++) {
             uint row = tile_fragment<PAIRED, FN>(p.simd_n, i) * 8 + p.row;
             uint word = words_w[row * TILE_W_WORDS + k * 4 + p.pair];
             simdgroup_float8x8 w;
-            w.thread_elements() = float2(tile_low(word), tile_high(word));
-            for (int j = 0; j < FM; j++) simdgroup_multiply_accumulate(sum[i][j], w, x[j], sum[i][j]);
+            tile_set(w, tile_low(word), tile_high(word));
+            TILE_UNROLL
+            for (int j = 0; j < FM; j++)
+                simdgroup_multiply_accumulate(sum[i][j], w, x[j], sum[i][j]);
         }
     }
+    TILE_UNROLL
     for (int i = 0; i < FN; i++) {
         uint row = tile_fragment<PAIRED, FN>(p.simd_n, i) * 8 + p.row;
         float scale = t.factors[2 * row];
         float offset = fma(-128.0f, scale, t.factors[2 * row + 1]);
+        TILE_UNROLL
         for (int j = 0; j < FM; j++) {
             uint m = (p.simd_m * FM + (uint)j) * 8 + 2 * p.pair;
             float2 sums = float2(t.sums[m], t.sums[m + 1]);
-            float2 group = sum[i][j].thread_elements();
+            float2 group = tile_get(sum[i][j]);
             totals.f[i][j] = fma(float2(scale), group, fma(float2(offset), sums, totals.f[i][j]));
         }
     }
@@ -198,8 +217,11 @@ inline void tile_multiply(thread tile_totals<FN, FM> &totals, tile_memory t, til
 template <int HEIGHT, bool PAIRED, int FN, int FM>
 inline void tile_run(thread tile_totals<FN, FM> &totals, thread const tile_source &source,
                      uint steps, tile_memory t, tile_place p) {
-    for (int i = 0; i < FN; i++)
+    TILE_UNROLL
+    for (int i = 0; i < FN; i++) {
+        TILE_UNROLL
         for (int j = 0; j < FM; j++) totals.f[i][j] = float2(0.0f);
+    }
     tile_fetched next = tile_fetch(source, 0);
     for (uint step = 0; step < steps; step++) {
         tile_put<HEIGHT>(next, t, p.thread_index);
@@ -219,8 +241,10 @@ inline float tile_silu(float x) {
 template <bool PAIRED, int FN, int FM>
 inline void tile_stage(thread const tile_totals<FN, FM> &totals, tile_memory t, tile_place p) {
     threadgroup uint *stage = (threadgroup uint *)t.w;
+    TILE_UNROLL
     for (int i = 0; i < (PAIRED ? FN / 2 : FN); i++) {
         uint n = tile_fragment<PAIRED, FN>(p.simd_n, i) * 8 + p.row;
+        TILE_UNROLL
         for (int j = 0; j < FM; j++) {
             float2 value = totals.f[i][j];
             if (PAIRED) {

@@ -19,8 +19,7 @@ inline float tile_row_scale(float4 a, float4 b, threadgroup float *parts, uint t
 
 /* Writes this thread's part of x = bf16(h * r * weight), and r once. */
 inline void tile_row_norm(float4 a, float4 b, device const float4 *weight, device uint4 *x,
-                          device float *r, uint row, threadgroup float *parts,
-                          uint thread_index) {
+                          device float *r, uint row, threadgroup float *parts, uint thread_index) {
     float scale = tile_row_scale(a, b, parts, thread_index);
     float4 u = a * scale * weight[2 * thread_index];
     float4 v = b * scale * weight[2 * thread_index + 1];

@@ -1,0 +1,678 @@
+"""The prompt's matrix kernels at the stand-in's and at the real shape, against numpy: values, every
+height of tile bit for bit, several orders of execution, and faults that must be found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import prefill_matrices as pm
+import pytest
+from emulator import Library, Report, front_end
+
+MINI, REAL = "mini", "qwen36_35b_a3b"
+BOTH = pytest.mark.parametrize("shape", [MINI, REAL])
+FILES = [f"prefill_{n}" for n in "embed norm gemm router route experts combine".split()]
+SEEDS = (0, 1, 2)
+STORE_F32, STORE_BF16, ADD_F32 = 0, 1, 2
+
+FLOAT = 2e-5  # sums of float32, relative to the root mean square; bfloat: pm.rounded
+
+
+# ---- running one kernel
+
+
+def run(lib: Library, shape: str, kernel: str, prefix: str, grid: pm.Grid, seed: int,
+        **arrays: np.ndarray) -> Report:
+    """Binds each array to the enumerator prefix_NAME of the arguments header."""
+    c = pm.constants(shape)
+    buffers = {c[f"{prefix}_{name.upper()}"]: a for name, a in arrays.items()}
+    return lib.run(kernel, *grid.run(), buffers, seed)  # fmt: skip
+
+
+def bind(prefix: str, m: pm.Matrix) -> dict[str, np.ndarray]:
+    names = (f"{prefix}codes", f"{prefix}scales", f"{prefix}biases")
+    return dict(zip(names, m.parts()))
+
+
+def gemm(lib: Library, shape: str, x: np.ndarray, w: pm.Matrix, mode: int, y: np.ndarray,
+         seed: int = 0) -> Report:
+    n, cols = x.shape
+    out = w.values.shape[0]
+    grid = pm.grids().c_prefill_gemm_grid(n, pm.uints(out).ctypes.data_as(pm.c.c_void_p), 1)
+    args = pm.uints(n, cols, out, mode)
+    return run(lib, shape, "prefill_gemm", "PREFILL_GEMM", grid, seed, x=x, **bind("", w), y=y,
+               args=args)  # fmt: skip
+
+
+def random_x(rng: np.random.Generator, n: int, cols: int) -> np.ndarray:
+    return pm.to_bf16(rng.standard_normal((n, cols)) + 0.3)
+
+
+def product(x: np.ndarray, w: pm.Matrix) -> np.ndarray:
+    return pm.from_bf16(x).astype(np.float64) @ w.values.T
+
+
+# ---- embedding, norm, combination: exact or float32
+
+
+@BOTH
+def test_embed(shape: str) -> None:
+    h_dim, vocab = pm.constants(shape)["SHAPE_HIDDEN"], 50
+    rng = np.random.default_rng(1)
+    table = pm.matrix(rng, vocab, h_dim)
+    ids = np.array([7, 0, 49, 7, 12], np.int32)
+    h = np.zeros((5, h_dim), np.float32)
+    grid = pm.grids().c_prefill_row_grid(5, h_dim)
+    lib = pm.library(shape, "prefill_embed")
+    pm.clean(run(lib, shape, "prefill_embed", "PREFILL_EMBED", grid, 3, ids=ids,
+                 **bind("", table), h=h, args=pm.uints(5)))  # fmt: skip
+    # A code times a bfloat scale is exact in float32, so only the last addition rounds.
+    assert np.array_equal(h, table.values[ids].astype(np.float32))
+
+
+@BOTH
+def test_norm(shape: str) -> None:
+    h_dim, n = pm.constants(shape)["SHAPE_HIDDEN"], 5
+    rng = np.random.default_rng(2)
+    h = (rng.standard_normal((n, h_dim)) * 4).astype(np.float32)
+    h[3] *= 1e-4  # where eps matters
+    weight = rng.uniform(0.5, 2, h_dim).astype(np.float32)
+    want, want_r = pm.rms_norm(h, weight)
+    for seed in SEEDS:
+        x, r = np.zeros((n, h_dim), np.uint16), np.zeros(n, np.float32)
+        grid = pm.grids().c_prefill_row_grid(n, h_dim)
+        pm.clean(run(pm.library(shape, "prefill_norm"), shape, "prefill_norm", "PREFILL_NORM",
+                     grid, seed, h=h, weight=weight, x=x, r=r, args=pm.uints(n)))  # fmt: skip
+        assert np.allclose(r, want_r, rtol=1e-6)
+        assert pm.rounded(x, want)
+
+
+@dataclass
+class Combination:
+    shape: str
+    n: int = 3
+    arrays: dict[str, np.ndarray] = field(init=False)
+    want: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng, h_dim = np.random.default_rng(3), pm.constants(self.shape)["SHAPE_HIDDEN"]
+        pairs = pm.to_bf16(rng.standard_normal((self.n, 8, h_dim)))
+        shared = pm.to_bf16(rng.standard_normal((self.n, h_dim)))
+        gate = rng.random(self.n).astype(np.float32)
+        h = rng.standard_normal((self.n, h_dim)).astype(np.float32)
+        self.want = h + pm.from_bf16(pairs).astype(np.float64).sum(axis=1)
+        self.want += gate[:, None].astype(np.float64) * pm.from_bf16(shared)
+        self.arrays = {"pairs": pairs, "shared": shared, "gate": gate, "h": h}
+        self.arrays["args"] = pm.uints(self.n)
+
+    def grid(self) -> pm.Grid:
+        return pm.grids().c_prefill_row_grid(self.n, self.want.shape[1])
+
+
+@BOTH
+def test_combine(shape: str) -> None:
+    for seed in SEEDS:
+        case = Combination(shape)
+        pm.clean(run(pm.library(shape, "prefill_combine"), shape, "prefill_combine",
+                     "PREFILL_COMBINE", case.grid(), seed, **case.arrays))  # fmt: skip
+        assert pm.relative(case.arrays["h"], case.want) < 1e-6
+
+
+@BOTH
+def test_combine_norm_is_combine_then_norm(shape: str) -> None:
+    plain, fused = Combination(shape), Combination(shape)
+    lib, n, h_dim = pm.library(shape, "prefill_combine"), plain.n, plain.want.shape[1]
+    weight = np.random.default_rng(4).uniform(0.5, 2, h_dim).astype(np.float32)
+    outs = [(np.zeros((n, h_dim), np.uint16), np.zeros(n, np.float32)) for _ in range(2)]
+    pm.clean(run(lib, shape, "prefill_combine", "PREFILL_COMBINE", plain.grid(), 0,
+                 **plain.arrays))  # fmt: skip
+    pm.clean(run(pm.library(shape, "prefill_norm"), shape, "prefill_norm", "PREFILL_NORM",
+                 plain.grid(), 0, h=plain.arrays["h"], weight=weight, x=outs[0][0], r=outs[0][1],
+                 args=pm.uints(n)))  # fmt: skip
+    pm.clean(run(lib, shape, "prefill_combine_norm", "PREFILL_COMBINE", fused.grid(), 1,
+                 **fused.arrays, weight=weight, x=outs[1][0], r=outs[1][1]))  # fmt: skip
+    assert np.array_equal(plain.arrays["h"], fused.arrays["h"])
+    for a, b in zip(*outs):
+        assert np.array_equal(a, b) and np.any(a != 0)
+
+
+# ---- products
+
+
+@pytest.mark.parametrize("n", [1, 8, 9, 33, 70])
+@pytest.mark.parametrize("mode", [STORE_F32, STORE_BF16, ADD_F32])
+def test_gemm(n: int, mode: int) -> None:
+    """Ragged rows, and outputs that are no multiple of the tile's."""
+    rng = np.random.default_rng(n)
+    x, w = random_x(rng, n, 256), pm.matrix(rng, 72, 256)
+    want = product(x, w)
+    before = rng.standard_normal(want.shape).astype(np.float32)
+    y = before.copy() if mode != STORE_BF16 else np.zeros(want.shape, np.uint16)
+    pm.clean(gemm(pm.library(MINI, "prefill_gemm"), MINI, x, w, mode, y, seed=n))
+    if mode == STORE_BF16:
+        assert pm.rounded(y, want)
+    else:
+        assert pm.relative(y, want + before * (mode == ADD_F32)) < FLOAT
+
+
+@pytest.mark.parametrize("cols", [2048, 4096, 512])
+def test_gemm_real_columns(cols: int) -> None:
+    """Rows of the real projections; outputs by a slice."""
+    rng = np.random.default_rng(cols)
+    x, w = random_x(rng, 40, cols), pm.matrix(rng, 128, cols)
+    y = np.zeros((40, 128), np.float32)
+    pm.clean(gemm(pm.library(REAL, "prefill_gemm"), REAL, x, w, STORE_F32, y, seed=2))
+    assert pm.relative(y, product(x, w)) < FLOAT
+
+
+def test_gemm_bands_cover_every_tile() -> None:
+    """More tiles of rows than a band has, the last band ragged."""
+    n = 32 * 9 + 5
+    rng = np.random.default_rng(5)
+    x, w = random_x(rng, n, 64), pm.matrix(rng, 64, 64)
+    y = np.full((n, 64), np.nan, np.float32)
+    report = gemm(pm.library(MINI, "prefill_gemm"), MINI, x, w, STORE_F32, y, seed=1)
+    pm.clean(report)
+    assert report.usage[4].written == [(0, y.nbytes)]
+    assert pm.relative(y, product(x, w)) < FLOAT
+
+
+def test_gemm_contracted() -> None:
+    rng = np.random.default_rng(6)
+    x, w = random_x(rng, 33, 512), pm.matrix(rng, 64, 512)
+    y = np.zeros((33, 64), np.float32)
+    lib = pm.library(MINI, "prefill_gemm", checked=False, contract=True)
+    gemm(lib, MINI, x, w, STORE_F32, y)
+    assert pm.relative(y, product(x, w)) < FLOAT
+
+
+def heights(total: int) -> Iterator[list[int]]:
+    yield [total]
+    yield [1] * total
+    yield [8] * (total // 8) + [total % 8] * (total % 8 > 0)
+    yield [9, total - 9]
+
+
+@pytest.mark.parametrize("checked", [False, True], ids=["fast", "checked"])
+def test_a_row_is_the_same_in_every_tile(checked: bool) -> None:
+    """Cut into chunks of any size, so in small and large tiles and any place: the same bits."""
+    rng = np.random.default_rng(7)
+    x, w = random_x(rng, 41, 512), pm.matrix(rng, 64, 512)
+    lib, results = pm.library(MINI, "prefill_gemm", checked), []
+    for sizes in heights(41):
+        y, at = np.zeros((41, 64), np.float32), 0
+        for n in sizes:
+            part = np.zeros((n, 64), np.float32)
+            gemm(lib, MINI, np.ascontiguousarray(x[at : at + n]), w, STORE_F32, part)
+            y[at : at + n] = part
+            at += n
+        results.append(y.view(np.uint32))
+    assert all(np.array_equal(r, results[0]) for r in results)
+
+
+@pytest.mark.parametrize("rows", [[1024, 512, 4, 4], [32, 128, 64], [200]])
+def test_gemm_multi(rows: list[int]) -> None:
+    """Each part as prefill_gemm makes it, with a mode of its own."""
+    rng, n, cols = np.random.default_rng(8), 21, 256
+    x = random_x(rng, n, cols)
+    parts = [pm.matrix(rng, r, cols) for r in rows]
+    modes = [(STORE_F32, STORE_BF16, ADD_F32, STORE_F32)[p] for p in range(len(rows))]
+    kinds = [np.uint16 if m == STORE_BF16 else np.float32 for m in modes]
+    outs = [np.ones((n, r), k) for r, k in zip(rows, kinds)]
+    alone = [np.ones((n, r), k) for r, k in zip(rows, kinds)]
+    c = pm.constants(MINI)
+    buffers: dict[int, np.ndarray] = {c["PREFILL_MULTI_X"]: x}
+    for p in range(4):
+        used = p if p < len(rows) else 0
+        for i, array in enumerate((*parts[used].parts(), outs[used])):
+            buffers[4 * p + i] = array
+    pad = [0] * (4 - len(rows))
+    buffers[c["PREFILL_MULTI_ARGS"]] = pm.uints(n, cols, len(rows), *rows, *pad, *modes, *pad)
+    sizes = pm.uints(*rows).ctypes.data_as(pm.c.c_void_p)
+    grid = pm.grids().c_prefill_gemm_grid(n, sizes, len(rows))
+    lib = pm.library(MINI, "prefill_gemm")
+    pm.clean(lib.run("prefill_gemm_multi", *grid.run(), buffers, 4))
+    for p, w in enumerate(parts):
+        pm.clean(gemm(lib, MINI, x, w, modes[p], alone[p]))
+        assert np.array_equal(outs[p], alone[p])
+
+
+@BOTH
+@pytest.mark.parametrize("n", [3, 45])
+def test_gemm_silu(shape: str, n: int) -> None:
+    c, rng = pm.constants(shape), np.random.default_rng(9)
+    cols, out = c["SHAPE_HIDDEN"], c["SHAPE_SHARED_WIDTH"] if shape == MINI else 96
+    x, gate, up = random_x(rng, n, cols), pm.matrix(rng, out, cols), pm.matrix(rng, out, cols)
+    y = np.zeros((n, out), np.uint16)
+    grid = pm.grids().c_prefill_silu_grid(n, out)
+    pm.clean(run(pm.library(shape, "prefill_gemm"), shape, "prefill_gemm_silu", "PREFILL_SILU",
+                 grid, 5, x=x, **bind("gate_", gate), **bind("up_", up), y=y,
+                 args=pm.uints(n, cols, out)))  # fmt: skip
+    want = pm.silu(product(x, gate)) * product(x, up)
+    assert pm.rounded(y, want)
+
+
+# ---- router and routing
+
+
+@dataclass
+class Routing:
+    """A router's input with room for its output; every logit gap that matters is wide."""
+
+    shape: str
+    n: int
+    flat: bool = False  # experts 2e and 2e + 1 are equal: every choice has ties
+
+    def __post_init__(self) -> None:
+        c, rng, n = pm.constants(self.shape), np.random.default_rng(10), self.n
+        h_dim, experts = c["SHAPE_HIDDEN"], c["SHAPE_EXPERTS"]
+        self.w = pm.matrix(rng, experts, h_dim, bits=8)
+        self.shared = pm.matrix(rng, 1, h_dim, bits=8)
+        if self.flat:
+            for part in (*self.w.parts(), self.w.values):
+                part[1::2] = part[0::2]
+        h = (rng.standard_normal((n, h_dim)) * 3).astype(np.float32)
+        weight = rng.uniform(0.5, 2, h_dim).astype(np.float32)
+        x, r = pm.rms_norm(h, weight)
+        self.logits, self.gate = x @ self.w.values.T, 1 / (1 + np.exp(-(x @ self.shared.values[0])))
+        self.arrays = {
+            "h": h, "r": r.astype(np.float32), "weight": weight, "args": pm.uints(n),
+            "ids": np.zeros((n, 8), np.uint16), "weights": np.zeros((n, 8), np.float32),
+            "gate": np.zeros(n, np.float32), **bind("", self.w), **bind("gate_", self.shared),
+        }  # fmt: skip
+
+    def run(self, lib: Library, seed: int) -> Report:
+        grid = pm.grids().c_prefill_router_grid(self.n, self.logits.shape[1])
+        return run(lib, self.shape, "prefill_router", "PREFILL_ROUTER", grid, seed, **self.arrays)
+
+    def check(self) -> None:
+        ids, weights = pm.choose(self.logits)
+        assert np.array_equal(self.arrays["ids"], ids)
+        assert np.allclose(self.arrays["weights"], weights, atol=2e-6)
+        assert np.allclose(self.arrays["gate"], self.gate, atol=2e-6)
+
+
+@BOTH
+@pytest.mark.parametrize("flat", [False, True], ids=["distinct", "ties"])
+def test_router(shape: str, flat: bool) -> None:
+    for seed, n in zip(SEEDS, (1, 8, 11)):
+        case = Routing(shape, n, flat)
+        if not flat:
+            top = -np.sort(-case.logits, axis=1)[:, :9]
+            assert np.diff(-top, axis=1).min() > 1e-5, "another seed: a near tie proves nothing"
+        pm.clean(case.run(pm.library(shape, "prefill_router"), seed))
+        case.check()
+
+
+def test_router_minus_zero_is_zero() -> None:
+    """All logits 0, half of them negative zeros: the first eight experts."""
+    case = Routing(MINI, 2)
+    case.arrays["codes"][:] = 0
+    for name in ("scales", "biases"):
+        case.arrays[name][0::2], case.arrays[name][1::2] = 0x8000, 0
+    pm.clean(case.run(pm.library(MINI, "prefill_router"), 1))
+    assert np.array_equal(case.arrays["ids"], [list(range(8))] * 2)
+    assert np.all(case.arrays["weights"] == 0.125)
+
+
+def test_router_without_numbers_still_names_eight_experts() -> None:
+    case = Routing(MINI, 1)
+    case.arrays["h"][:] = np.nan
+    pm.clean(case.run(pm.library(MINI, "prefill_router"), 0))
+    assert len(set(case.arrays["ids"][0])) == 8 and case.arrays["ids"].max() < 32
+
+
+def random_ids(rng: np.random.Generator, n: int, experts: int, skew: float) -> np.ndarray:
+    """Distinct experts in each row; with skew most rows share their first ones."""
+    scores = rng.random((n, experts)) - skew * np.arange(experts) / experts
+    return np.argsort(-scores, axis=1)[:, :8].astype(np.uint16)
+
+
+def route(lib: Library, shape: str, ids: np.ndarray, seed: int = 0
+          ) -> tuple[Report, np.ndarray, np.ndarray]:
+    experts, n = pm.constants(shape)["SHAPE_EXPERTS"], len(ids)
+    blocks = pm.grids().c_prefill_max_blocks(n, experts, 8)
+    placed = np.full(8 * n, 0xFFFFFFFF, np.uint32)
+    table = np.full((blocks, 4), 0xFFFFFFFF, np.uint32)
+    report = run(lib, shape, "prefill_route", "PREFILL_ROUTE", pm.grids().c_prefill_route_grid(
+        experts), seed, ids=ids, sorted=placed, blocks=table, args=pm.uints(n, blocks))
+    return report, placed, table  # fmt: skip
+
+
+@BOTH
+@pytest.mark.parametrize("n,skew", [(1, 0), (33, 0), (300, 0.9), (520, 9)])
+def test_route(shape: str, n: int, skew: float) -> None:
+    experts = pm.constants(shape)["SHAPE_EXPERTS"]
+    ids = random_ids(np.random.default_rng(n), n, experts, skew)
+    order, _, blocks = pm.sort_pairs(ids, experts)
+    for seed in SEEDS:
+        report, placed, table = route(pm.library(shape, "prefill_route"), shape, ids, seed)
+        pm.clean(report)
+        assert np.array_equal(placed, order)
+        assert np.array_equal(table[: len(blocks)], blocks) and not table[len(blocks) :].any()
+
+
+# ---- experts
+
+
+@dataclass
+class Experts:
+    """Routed rows with the weights of all experts, as a packed file or a folder lays them out."""
+
+    shape: str
+    ids: np.ndarray
+    packed: bool = False
+    used: int | None = None  # only so many experts have weights (the real shape has 400 MB)
+
+    def __post_init__(self) -> None:
+        c, rng, n = pm.constants(self.shape), np.random.default_rng(11), len(self.ids)
+        self.experts, self.h_dim = c["SHAPE_EXPERTS"], c["SHAPE_HIDDEN"]
+        self.width = c["SHAPE_EXPERT_WIDTH"]
+        self.x = random_x(rng, n, self.h_dim)
+        self.weights = rng.random((n, 8)).astype(np.float32)
+        order, self.counts, blocks = pm.sort_pairs(self.ids, self.experts)
+        self.sorted = order
+        self.blocks = np.zeros(
+            (pm.grids().c_prefill_max_blocks(n, self.experts, 8), 4), np.uint32)
+        self.blocks[: len(blocks)] = blocks
+        e = self.used or self.experts
+        shapes = {"gate": (self.width, self.h_dim), "up": (self.width, self.h_dim),
+                  "down": (self.h_dim, self.width)}
+        self.w = {k: pm.matrix(rng, e, *s) for k, s in shapes.items()}
+        self.act = np.zeros((8 * n, self.width), np.uint16)
+        self.out = np.zeros((n, 8, self.h_dim), np.uint16)  # fmt: skip
+
+    def bound(self, name: str) -> tuple[list[np.ndarray], tuple[int, int]]:
+        """Three arrays and their strides. Packed: all of an expert's parts lie together."""
+        m = self.w[name]
+        if not self.packed:
+            return list(m.parts()), (m.codes[0].nbytes, m.scales[0].nbytes)
+        sizes = [p[0].nbytes for p in m.parts()]
+        stride = (sum(sizes) + 127) // 128 * 128
+        block, parts, at = np.zeros((len(m.codes), stride), np.uint8), [], 0
+        for part, size in zip(m.parts(), sizes):
+            block[:, at : at + size] = part.reshape(len(part), -1).view(np.uint8)
+            parts.append(at)
+            at += size
+        flat = block.reshape(-1)
+        return [flat[p:] for p in parts], (stride, stride)
+
+    def up(self, lib: Library, seed: int) -> Report:
+        gate, strides = self.bound("gate")
+        up, _ = self.bound("up")
+        names = ("codes", "scales", "biases")
+        arrays = {f"gate_{k}": a for k, a in zip(names, gate)}
+        arrays |= {f"up_{k}": a for k, a in zip(names, up)}
+        grid = pm.grids().c_prefill_up_grid(len(self.blocks), self.width)
+        return run(lib, self.shape, "prefill_experts_up", "PREFILL_UP", grid, seed, x=self.x,
+                   **arrays, sorted=self.sorted, blocks=self.blocks, act=self.act,
+                   args=pm.uints(*strides))  # fmt: skip
+
+    def down(self, lib: Library, seed: int) -> Report:
+        down, strides = self.bound("down")
+        arrays = dict(zip(("codes", "scales", "biases"), down))
+        grid = pm.grids().c_prefill_down_grid(len(self.blocks), self.h_dim)
+        return run(lib, self.shape, "prefill_experts_down", "PREFILL_DOWN", grid, seed,
+                   act=self.act, **arrays, sorted=self.sorted, blocks=self.blocks,
+                   weights=self.weights, out=self.out, args=pm.uints(*strides))  # fmt: skip
+
+    def check_up(self, pairs: np.ndarray) -> None:
+        for place in pairs:
+            row, e = self.sorted[place] // 8, self.ids.reshape(-1)[self.sorted[place]]
+            x = pm.from_bf16(self.x[row]).astype(np.float64)
+            want = pm.silu(self.w["gate"].values[e] @ x) * (self.w["up"].values[e] @ x)
+            assert pm.rounded(self.act[place], want)
+
+    def check_down(self, pairs: np.ndarray) -> None:
+        """Against the act that the kernel read, so that only its own rounding counts."""
+        for place in pairs:
+            pair = self.sorted[place]
+            act = pm.from_bf16(self.act[place]).astype(np.float64)
+            want = self.w["down"].values[self.ids.reshape(-1)[pair]] @ act
+            want *= self.weights.reshape(-1)[pair]
+            got = self.out.reshape(-1, self.h_dim)[pair]
+            assert pm.rounded(got, want)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "packed"])
+@pytest.mark.parametrize("n,skew", [(2, 0), (48, 1.0)])
+def test_experts(n: int, skew: float, packed: bool) -> None:
+    """Blocks of 1 to 32 pairs, experts without any, experts with several blocks."""
+    case = Experts(MINI, random_ids(np.random.default_rng(12), n, 32, skew), packed)
+    assert n == 2 or (case.counts.max() > 32 and 0 < case.counts[case.counts > 0].min() <= 8)
+    lib, pairs = pm.library(MINI, "prefill_experts"), np.arange(8 * n)
+    for seed in SEEDS[:2]:
+        case.act[:], case.out[:] = 0, 0
+        pm.clean(case.up(lib, seed))
+        case.check_up(pairs)
+        pm.clean(case.down(lib, seed))
+        case.check_down(pairs)
+
+
+@pytest.mark.parametrize("checked", [False, True], ids=["fast", "checked"])
+def test_experts_real(checked: bool) -> None:
+    """Blocks of 7 to 9 pairs at the real widths; checked: all eight of one row."""
+    ids = np.argsort(np.random.default_rng(13).random((1 if checked else 9, 9)), axis=1)
+    ids = ids[:, :8].astype(np.uint16)
+    case = Experts(REAL, ids, used=9)
+    for kernel in (case.up, case.down):
+        pm.clean(kernel(pm.library(REAL, "prefill_experts", checked), 1))
+    pairs = np.arange(0, 8 * len(ids), 5)
+    case.check_up(pairs)
+    case.check_down(pairs)
+
+
+def test_an_expert_row_is_the_same_in_every_block() -> None:
+    """The same rows alone (small tiles) and among others (large ones): the same bits."""
+    lib = pm.library(MINI, "prefill_experts", checked=False)
+    ids = np.tile(np.arange(8, dtype=np.uint16), (45, 1))
+    many = Experts(MINI, ids)
+    few = Experts(MINI, ids[:5])
+    few.x[:], few.weights[:] = many.x[40:], many.weights[40:]
+    few.w = many.w
+    for case in (many, few):
+        case.up(lib, 0)
+        case.down(lib, 0)
+    assert np.array_equal(many.out[40:], few.out) and few.out.any()
+
+
+# ---- bytes that each kernel touches: what the header promises to the recorded graph
+
+
+def touched(report: Report, prefix: str, shape: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Unique bytes read and written, by binding."""
+    c = pm.constants(shape)
+    names = {c[k]: k for k in pm.enumerators() if k.startswith(f"{prefix}_")}
+    sums = ({}, {})
+    for index, usage in report.usage.items():
+        name = names[index].removeprefix(f"{prefix}_").lower()
+        for total, ranges in zip(sums, (usage.read, usage.written)):
+            if ranges:
+                total[name] = sum(end - begin for begin, end in ranges)
+    return sums
+
+
+def whole(arrays: dict[str, np.ndarray], *names: str) -> dict[str, int]:
+    return {n: arrays[n].nbytes for n in names}
+
+
+def test_bytes_of_router_and_route() -> None:
+    case = Routing(MINI, 11)
+    reads, writes = touched(case.run(pm.library(MINI, "prefill_router"), 0), "PREFILL_ROUTER", MINI)
+    outputs = ("ids", "weights", "gate")
+    assert reads == whole(case.arrays, *(k for k in case.arrays if k not in outputs))
+    assert writes == whole(case.arrays, *outputs)
+    ids = random_ids(np.random.default_rng(1), 40, 32, 0)
+    report, placed, table = route(pm.library(MINI, "prefill_route"), MINI, ids)
+    reads, writes = touched(report, "PREFILL_ROUTE", MINI)
+    assert reads == {"ids": ids.nbytes, "args": 8}
+    assert writes == {"sorted": placed.nbytes, "blocks": table.nbytes}
+
+
+def test_bytes_of_experts() -> None:
+    """Weights of used experts only, each once or more; everything else whole."""
+    case = Experts(MINI, random_ids(np.random.default_rng(14), 3, 32, 1.0))
+    used = int((case.counts > 0).sum())
+    assert 8 <= used < 32
+    lib = pm.library(MINI, "prefill_experts")
+    reads, writes = touched(case.up(lib, 0), "PREFILL_UP", MINI)
+    want = {"x": case.x.nbytes, "sorted": case.sorted.nbytes, "blocks": case.blocks.nbytes}
+    want["args"] = 8
+    for name in ("gate", "up"):
+        for part, array in zip(("codes", "scales", "biases"), case.w[name].parts()):
+            want[f"{name}_{part}"] = used * array[0].nbytes
+    assert reads == want and writes == {"act": case.act.nbytes}
+    reads, writes = touched(case.down(lib, 0), "PREFILL_DOWN", MINI)
+    want = {"act": case.act.nbytes, "sorted": case.sorted.nbytes, "blocks": case.blocks.nbytes}
+    want |= {"args": 8, "weights": case.weights.nbytes}
+    for part, array in zip(("codes", "scales", "biases"), case.w["down"].parts()):
+        want[part] = used * array[0].nbytes
+    assert reads == want and writes == {"out": case.out.nbytes}
+
+
+def test_bytes_of_gemm() -> None:
+    rng, n = np.random.default_rng(15), 41
+    x, w = random_x(rng, n, 256), pm.matrix(rng, 72, 256)
+    matrix = dict(zip(("codes", "scales", "biases"), (p.nbytes for p in w.parts())))
+    for mode in (STORE_F32, STORE_BF16, ADD_F32):
+        y = np.zeros((n, 72), np.uint16 if mode == STORE_BF16 else np.float32)
+        report = gemm(pm.library(MINI, "prefill_gemm"), MINI, x, w, mode, y)
+        reads, writes = touched(report, "PREFILL_GEMM", MINI)
+        added = {"y": y.nbytes} if mode == ADD_F32 else {}
+        assert reads == {"x": x.nbytes, **matrix, "args": 16, **added}
+        assert writes == {"y": y.nbytes}
+        # Traffic: W once for each tile of rows, x once for each tile of outputs.
+        assert report.usage[1].bytes_read == 2 * matrix["codes"]
+        assert report.usage[0].bytes_read == 2 * x.nbytes
+
+
+# ---- all files, and faults
+
+
+@BOTH
+@pytest.mark.parametrize("file", FILES)
+def test_address_spaces(shape: str, file: str) -> None:
+    front_end.check_address_spaces(pm.source(shape, file))
+
+
+def fault_gemm(lib: Library, seed: int) -> tuple[Report, bool]:
+    rng = np.random.default_rng(20)
+    x, w = random_x(rng, 41, 256), pm.matrix(rng, 72, 256)
+    y = np.zeros((41, 72), np.float32)
+    report = gemm(lib, MINI, x, w, STORE_F32, y, seed)
+    return report, pm.relative(y, product(x, w)) < FLOAT
+
+
+def fault_experts(lib: Library, seed: int) -> tuple[Report, bool]:
+    case = Experts(MINI, random_ids(np.random.default_rng(12), 20, 32, 0.5))
+    report = case.up(lib, seed)
+    try:
+        case.check_up(np.arange(160))
+    except AssertionError:
+        return report, False
+    return report, True
+
+
+def fault_router(lib: Library, seed: int) -> tuple[Report, bool]:
+    case = Routing(MINI, 11, flat=True)
+    report = case.run(lib, seed)
+    try:
+        case.check()
+    except AssertionError:
+        return report, False
+    return report, True
+
+
+def fault_route(lib: Library, seed: int) -> tuple[Report, bool]:
+    ids = random_ids(np.random.default_rng(33), 300, 32, 0.9)
+    report, placed, table = route(lib, MINI, ids, seed)
+    order, _, blocks = pm.sort_pairs(ids, 32)
+    return report, np.array_equal(placed, order) and np.array_equal(table[: len(blocks)], blocks)
+
+
+def fault_norm(lib: Library, seed: int) -> tuple[Report, bool]:
+    rng = np.random.default_rng(2)
+    h, weight = rng.standard_normal((3, 2048)).astype(np.float32), np.ones(2048, np.float32)
+    x, r = np.zeros((3, 2048), np.uint16), np.zeros(3, np.float32)
+    report = run(lib, REAL, "prefill_norm", "PREFILL_NORM", pm.grids().c_prefill_row_grid(3, 2048),
+                 seed, h=h, weight=weight, x=x, r=r, args=pm.uints(3))  # fmt: skip
+    return report, bool(np.allclose(r, pm.rms_norm(h, weight)[1], rtol=1e-6))
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    file: str
+    run: Callable[[Library, int], tuple[Report, bool]]
+    old: str
+    new: str
+    kinds: str  # what the checks call it; WRONG: only the values tell
+    shape: str = MINI
+
+
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+FAULTS = [
+    Fault("no barrier after filling", "prefill_gemm", fault_gemm, f"{BARRIER} /* FILLED */", "",
+          "RACE UNINITIALISED"),
+    Fault("no barrier after use", "prefill_gemm", fault_gemm, f"{BARRIER} /* USED */", "", "RACE"),
+    Fault("no barrier before storing", "prefill_gemm", fault_gemm, f"{BARRIER} /* STAGED */", "",
+          "RACE"),
+    Fault("rows unguarded", "prefill_gemm", fault_gemm, "s.has_x1 = m + 1 < rows;",
+          "s.has_x1 = true;", "OUT_OF_BOUNDS"),
+    Fault("outputs unguarded", "prefill_gemm", fault_gemm,
+          "if (column >= row_pieces) continue; // EDGE", "", "RACE OUT_OF_BOUNDS"),
+    Fault("weights unguarded", "prefill_gemm", fault_gemm, "s.has_w = row < out_rows;",
+          "s.has_w = true;", "OUT_OF_BOUNDS"),
+    Fault("wrong stride of the tile", "prefill_gemm", fault_gemm,
+          "words_x[pair * TILE_X_WORDS + k * 8 + column]",
+          "words_x[pair * (TILE_X_WORDS - 8) + k * 8 + column]", "UNINITIALISED WRONG"),
+    Fault("columns in another order", "prefill_gemm", fault_gemm,
+          "uint column = p.row / 2 + p.row % 2 * 4;", "uint column = p.row;", "WRONG"),
+    Fault("threads return before a barrier", "prefill_gemm", fault_gemm,
+          "gemm_part part = {codes, scales,",
+          "if (group.y * 64 + thread_index / 2 >= args.out_rows) return;\n"
+          "    gemm_part part = {codes, scales,", "BARRIER SIMD_PARTIAL"),
+    Fault("scales and biases exchanged", "prefill_gemm", fault_gemm,
+          "(thread_index % 2 == 0 ? scales : biases)", "(thread_index % 2 == 0 ? biases : scales)",
+          "WRONG"),
+    Fault("offset of codes forgotten", "prefill_gemm", fault_gemm, "fma(-128.0f, scale,",
+          "fma(-127.0f, scale,", "WRONG"),
+    Fault("gate and up of the same matrix", "prefill_experts", fault_experts,
+          "(is_up ? up_codes : gate_codes) + code_skip", "gate_codes + code_skip", "WRONG"),
+    Fault("stride of another layout", "prefill_experts", fault_experts,
+          "uint code_skip = block.x * (args.code_stride / 16);",
+          "uint code_skip = block.x * (args.code_stride / 32);", "WRONG"),
+    Fault("empty blocks run", "prefill_experts", fault_experts,
+          "if (rows == 0) return; // the whole threadgroup\n"
+          "    uint n0 = group.x * (PREFILL_TILE_N / 2)",
+          "rows = max(rows, 1u);\n    uint n0 = group.x * (PREFILL_TILE_N / 2)", "RACE"),
+    Fault("rows not gathered", "prefill_experts", fault_experts,
+          "uint row1 = source.has_x1 ? sorted[block.y + m + 1] / SHAPE_TOP_K : 0;",
+          "uint row1 = source.has_x1 ? sorted[block.y + m + 1] : 0;", "OUT_OF_BOUNDS WRONG"),
+    Fault("ties to the higher expert", "prefill_router", fault_router,
+          "simd_min(best == largest ? at * 32 + lane : (uint)SHAPE_EXPERTS)",
+          "simd_max(best == largest ? at * 32 + lane : 0u)", "WRONG"),
+    Fault("logits read too early", "prefill_router", fault_router, f"{BARRIER} /* LOGITS */", "",
+          "RACE"),
+    Fault("row of the last tile unguarded", "prefill_router", fault_router,
+          "bool exists = in.row0 + m < in.rows;", "bool exists = true;", "OUT_OF_BOUNDS"),
+    Fault("counts not cleared first", "prefill_route", fault_route, f"{BARRIER} /* CLEARED */", "",
+          "RACE UNINITIALISED"),
+    Fault("scatter before counting", "prefill_route", fault_route, f"{BARRIER} /* COUNTED */", "",
+          "RACE"),
+    Fault("place within 32 rows forgotten", "prefill_route", fault_route,
+          "sorted[at + popcount(votes & ((1u << lane) - 1))]", "sorted[at]", "RACE"),
+    Fault("parts added too early", "prefill_norm", fault_norm, f"{BARRIER} /* PARTS */", "",
+          "RACE UNINITIALISED", REAL),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+def test_fault_is_found(fault: Fault) -> None:
+    lib = Library(pm.source(fault.shape, fault.file, {fault.old: fault.new}))
+    for seed in SEEDS[:2]:
+        report, right = fault.run(lib, seed)
+        found = report.kinds() & set(fault.kinds.split())
+        assert found or ("WRONG" in fault.kinds and not right), [f.text for f in report.faults]
