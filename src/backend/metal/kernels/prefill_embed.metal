@@ -1,8 +1,9 @@
-// h[n, H] = row id of the embedding [V, H], 4 bits: value = scale * code + bias, neither scaled nor given a position.
-// ids int32 [n]; codes row by row, eight to a word, least significant first; bf16 scale and bias per 64 columns; h float.
-// A threadgroup has one row, a thread one word of codes, so that codes and h are read and written side by side.
-// Nothing is fused: layer 0's norm follows. Agrees with mat_row (model/weights.h) exactly.
-// Bytes per row: 0.5625 H read, 4 H written, each once. Measured fraction: not measured on a Mac.
+// 1 Mathematics: h[n, H] = row id of the embedding [V, H]: scale * code + bias, not scaled further.
+// 2 Layout: ids int32 [n]; codes of 4 bits row by row, eight to a word, least significant first,
+//   bf16 scale and bias per 64 columns; h float32.
+// 3 Threads: a threadgroup has a row, a thread a word of codes: both sides are read in a line.
+// 4 Fused: nothing; layer 0's norm follows. Agrees with mat_row (model/weights.h) bit for bit.
+// 5 Bytes per row: 0.5625 H read, 4 H written, each once. Not measured on a Mac.
 #include <metal_stdlib>
 using namespace metal;
 #include "tile.h"

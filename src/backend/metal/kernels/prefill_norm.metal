@@ -1,8 +1,9 @@
-// x[n, H] = bf16(h * r * weight), r = 1 / sqrt(mean(h^2) + eps) per row, in float32; r[n] is kept for the router.
-// h float [n, H], weight float [H] (the factor itself), x bf16 [n, H], r float [n].
-// A threadgroup has one row, a thread eight neighbouring values: two 16 byte reads, one 16 byte write.
-// Nothing is fused (prefill_combine_norm fuses the same with what comes before). Agrees with ref_rms_norm (backend/ref/norm.c).
-// Bytes per row: 4 H and 4 H (weight, cached) read, 2 H written. Measured fraction: not measured on a Mac.
+// 1 Mathematics: x[n, H] = bf16(h * r * weight), r = 1 / sqrt(mean(h^2) + eps) of each row.
+// 2 Layout: h float32 [n, H], weight float32 [H] (the factor itself), x bf16 [n, H], r float32 [n].
+// 3 Threads: a threadgroup has a row, a thread eight neighbouring values: 32 bytes in, 16 out.
+// 4 Fused: nothing; prefill_combine_norm does the same behind the experts. r is the router's.
+//   Agrees with ref_rms_norm (backend/ref/norm.c) up to the order of the sum, then rounded.
+// 5 Bytes per row: 4 H read (and 4 H of weight, cached), 2 H written. Not measured on a Mac.
 #include <metal_stdlib>
 using namespace metal;
 #include "tile_row.h"

@@ -1,8 +1,13 @@
-// sorted[8n] = the pairs 8 * row + rank by expert, rows ascending within one; blocks = runs of at most 32 pairs of one expert.
-// ids uint16 [n, 8], the eight of a row distinct; sorted uint32 [8n]; blocks uint32 [max][4]: expert, first place, pairs, 0.
-// Each threadgroup counts all pairs for itself (64 per thread at n = 2048) and places those of 8 experts, one per simdgroup, 32 rows at a time.
-// Fused: histogram, exclusive scan, scatter, block map, in one launch without a word between threadgroups. Agrees with router_group (backend/cpu/router.c).
-// Bytes: ids 16n read twice by E/8 threadgroups (minimum once, they stay in cache), sorted 32n and blocks written once. Measured fraction: not measured on a Mac.
+// 1 Mathematics: sorted[8n] = the pairs 8 * row + rank by expert, rows ascending within one;
+//   blocks = runs of at most 32 pairs of one expert.
+// 2 Layout: ids uint16 [n, 8], the eight of a row distinct; sorted uint32; blocks uint32 [max][4]:
+//   expert, first place, pairs, 0; those not needed have 0 pairs.
+// 3 Threads: each threadgroup counts all pairs (64 per thread at n = 2048) and places those of 8
+//   experts, one per simdgroup, 32 rows at a time, by ballots: no order depends on timing.
+// 4 Fused: histogram, exclusive scan, scatter, block map, with no word between threadgroups. Agrees
+//   with router_group (backend/cpu/router.c).
+// 5 Bytes: ids 16 n read twice by each of E/8 threadgroups (2.1 MB from cache at n = 2048; once is
+//   the minimum), sorted 32 n and blocks 16 written once. Not measured on a Mac.
 #include <metal_stdlib>
 using namespace metal;
 #include "prefill_gemm_args.h"
