@@ -1,8 +1,14 @@
-// up: act[place, I] = bf16(silu(x gate_e^T) * (x up_e^T)); down: out[pair, H] = bf16(weight[pair] * (act[place] down_e^T)), e by the block map.
-// x bf16 [n, H]; gate, up 4 bits [I, H], down [H, I] per expert at fixed strides; act bf16 [8n, I] in sorted order; out bf16 [n, 8, H].
-// A threadgroup of 4 simdgroups has one block of up to 32 pairs of one expert (up to 8: a small tile) and 64 outputs (32 of gate and of up); tile.h.
-// Fused: gathering of rows, dequantisation, SiLU, weighting, scattering. Agrees with expert() of ref_moe (backend/ref/moe.c) on bf16 inputs.
-// Bytes: a used expert's weights once per block (minimum once; 2.5 blocks at n = 2048), x I/32 times per pair, act written once and read H/64 times. Measured fraction: not measured on a Mac.
+// 1 Mathematics, e by the block map: _up: act[place, I] = bf16(silu(x gate_e^T) * (x up_e^T));
+//   _down: out[pair, H] = bf16(weight[pair] * (act[place] down_e^T)).
+// 2 Layout: x bf16 [n, H]; gate, up [I, H], down [H, I] of 4 bits, expert e at e strides; act bf16
+//   [8n, I] in sorted order; out bf16 [n, 8, H].
+// 3 Threads: a threadgroup of 4 simdgroups has a block (up to 32 pairs of one expert; up to 8: the
+//   small tile) and 64 outputs, or 32 of gate and the same of up; tile.h. Empty blocks end at once.
+// 4 Fused: gathering, dequantisation, SiLU, weighting, scattering. Agrees with expert() of ref_moe
+//   (backend/ref/moe.c) for bf16 inputs.
+// 5 Bytes: a used expert's weights once per block (n = 2048: 2.5 blocks, 1.13 GB; 0.45 GB at
+//   least), rows once per tile of outputs (1.61 GB from cache, 25 MB at least), act 16 n I, out
+//   16 n H written once; 48 n I H operations (103 G). Not measured on a Mac.
 #include <metal_stdlib>
 using namespace metal;
 #include "tile.h"

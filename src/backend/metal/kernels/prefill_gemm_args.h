@@ -221,7 +221,7 @@ struct prefill_combine_args {
 };
 
 /* ---- threads of a threadgroup, known to kernels and host */
-#define PREFILL_ROW_THREADS    (SHAPE_HIDDEN / 8) /* embed, norm, combine: a threadgroup has a row */
+#define PREFILL_ROW_THREADS    (SHAPE_HIDDEN / 8) /* embed, norm, combine: one row */
 #define PREFILL_GEMM_THREADS   128                /* gemm, gemm_multi, gemm_silu, experts */
 #define PREFILL_ROUTER_ROWS    8                  /* rows of a threadgroup of prefill_router */
 #define PREFILL_ROUTER_SIMDS   (SHAPE_EXPERTS < 64 ? SHAPE_EXPERTS / 8 : 8)
