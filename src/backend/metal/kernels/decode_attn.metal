@@ -1,11 +1,11 @@
 /* A gated attention layer for one token: qkv = W norm(h); softmax(q k^T / 16) v of eight query
- * heads on one KV head, times sigmoid(gate), by blocks of KV rows; blocks merged; h += o_proj of
- * that. qkv float [2 QD + 2 KV]; cache bf16 [context][KV], row-major; partial results float
- * [blocks][QD]. attn: a simdgroup reads whole rows, 8 dimensions a lane, 512 neighbouring bytes,
- * four rows at once, and uses each for all eight heads; first all scores, then the weighted sum.
- * The rest as decode_gdn. Agrees with ref/attention.c up to the order of sums and the cache's bf16;
- * q and k norm, RoPE, the cache's new row and the gate are fused. Bytes: KV once, 8 KB of partial
- * results and 16 KB of queries and gates per block. Not measured on a Mac. */
+ * heads on a KV head, times sigmoid(gate), by blocks of KV rows; blocks merged; h += o_proj of it.
+ * qkv float [2 QD + 2 KV]; cache bf16 [context][KV], row-major; partial results [blocks][QD].
+ * A simdgroup reads whole rows of a head, 8 dimensions a lane, 512 neighbouring bytes, four at
+ * once, and uses each for all eight heads: all scores first, then the weighted sum. Rest as
+ * decode_gdn. Fused: norms, RoPE, the cache's new row, the gate. Agrees with ref/attention.c up to
+ * the order of sums and the cache's bf16. Bytes: KV once; 8 KB of results, 16 KB of queries and
+ * gates per block. Not measured on a Mac. */
 #include <metal_stdlib>
 using namespace metal;
 #include "decode_common.h"

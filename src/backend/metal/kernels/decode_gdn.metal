@@ -1,9 +1,9 @@
 /* A Gated DeltaNet layer for one token in three kernels: proj = in_proj norm(h); gated [VD] from
- * the convolution, the gates and the delta rule; h += out_proj (gated norm). Letters as
- * decode_args.h. Weights 4 bits row-major; state float32 by columns [VH][128 value][128 key], conv
- * float32 [3][CD]. in, out: a simdgroup makes 4 (2) waves of rows at a time. delta: it has 4
- * columns in registers. Fused: norm in front, residual behind. Agrees with ref/deltanet.c up to the
- * order of sums. Bytes: weights once, state once in and out, 8H (in) or 4 VD + 16 VH (out) more per
+ * convolution, gates and delta rule; h += out_proj (gated norm). Letters as in decode_args.h.
+ * Weights 4 bits row-major; state float32 by columns [VH][128 value][128 key]; conv float32
+ * [3][CD]. in, out: a simdgroup makes 4 (2) waves of rows at a time. delta: it has 4 columns in
+ * registers. Fused: norm in front, residual behind. Agrees with ref/deltanet.c up to the order of
+ * sums. Bytes: weights once, state once in and out, 8H (in), 4 VD + 16 VH (out) more per
  * threadgroup. Not measured on a Mac. */
 #include <metal_stdlib>
 using namespace metal;

@@ -1,8 +1,8 @@
 /* logits[V] = lm_head (h * r * norm), and for each 128 of them the best that may be sampled.
  * lm_head [V, H] 4 bits row-major; logits float32; best as ordered numbers (decode_ordered).
  * A threadgroup has 128 rows, a simdgroup makes four waves of rows at a time.
- * Agrees with ref/head.c up to the order of sums; final norm fused, penalties as engine/sampler.c.
- * Bytes: weights once, 4V written; 8H per threadgroup; V/8 mask; 4V counts with penalties only.
+ * Fused: final norm, penalties as engine/sampler.c. Agrees with ref/head.c up to order of sums.
+ * Bytes: weights once, 4V written; 8H per threadgroup; V/8 of mask, 4V of counts with penalties.
  * Not measured on a Mac. */
 #include <metal_stdlib>
 using namespace metal;

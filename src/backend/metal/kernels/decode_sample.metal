@@ -1,10 +1,10 @@
 /* One token from logits[V]: penalties, temperature, top_k, top_p, min_p, one draw; or argmax.
- * best[V / 128] of decode_head as ordered numbers; token and result are two and one uint32.
- * One threadgroup. The k groups of 128 with the largest best hold the k largest logits, ties to the
- * lower id included: threads find them, then the k largest of their logits; one simdgroup does the
- * rest. Thresholds are found bit by bit, candidates stay in the order of ids.
- * Agrees with engine/sampler.c, sums in float32 instead of float64, the draw from the top 24 bits.
- * Bytes: V/32 best, at most 64 * 128 * (4 logits, 4 counts), their mask. Not measured on a Mac. */
+ * best[V / 128] of decode_head as ordered numbers; token is one uint32, result two.
+ * One threadgroup. The k groups of 128 with the largest best hold the k largest logits, ties to
+ * lower ids included: threads find those groups, then the k largest of their logits, both by a
+ * threshold made bit by bit; candidates stay in the order of ids, one simdgroup filters and draws.
+ * Agrees with engine/sampler.c with sums in float32 for float64 and 24 bits of the draw.
+ * Bytes: V/32 of best, at most 64 * 128 logits and counts, their mask. Not measured on a Mac. */
 #include <metal_stdlib>
 using namespace metal;
 #include "decode_pick.h"
