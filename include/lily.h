@@ -186,8 +186,14 @@ void lily_cancel(lily_session *s);
 int lily_session_sync(lily_session *s, const int32_t *ids, size_t n, lily_err *err);
 /* Appends one token by the decode path. */
 int lily_session_step(lily_session *s, int32_t id, lily_err *err);
-/* [vocab], until the next call on s; NULL when the session is empty, the last call failed, or it
- * was a lily_generate whose tokens the device sampled. */
+/* Appends id, then the likeliest token after it, and so on: n tokens by the path that lily_generate
+ * takes, which may run one step ahead. token(arg, id) is called with each token picked, the last of
+ * which is not appended; nonzero stops with LILY_ECANCELED. */
+typedef int (*lily_token_fn)(void *arg, int32_t id);
+int lily_session_greedy(lily_session *s, int32_t id, int32_t n, lily_token_fn token, void *arg,
+                        lily_err *err);
+/* [vocab], until the next call on s; NULL when the session is empty, the last call failed, or the
+ * device sampled during it. */
 const float *lily_session_logits(const lily_session *s);
 void lily_session_reset(lily_session *s);
 

@@ -117,8 +117,8 @@ static bool ends_turn(const lily_engine *e, int32_t id) {
 /* Samples until the request ends; the last token sampled is not appended to the session. */
 static int decode(struct run *r, lily_result *result, lily_err *err) {
     lily_session *s = r->session;
-    int32_t id;
-    int rc = session_first(s, r->request->prompt, r->request->n_prompt, &id, err);
+    int32_t id = sampler_pick(s->sampler, s->logits);
+    int rc = session_begin(s, r->request->prompt, r->request->n_prompt, err);
     while (!rc) {
         bool stopped = false;
         bool end = ends_turn(s->engine, id);
@@ -187,5 +187,35 @@ int lily_generate(lily_session *s, const lily_request *request, lily_result *res
 out:
     reply_free(r.reply);
     json_decref(r.tools);
+    return rc;
+}
+
+/* ---- measurement ----------------------------------------------------------------------------- */
+
+int lily_session_greedy(lily_session *s, int32_t id, int32_t n, lily_token_fn token, void *arg,
+                        lily_err *err) {
+    static const lily_sampling greedy = {.temperature = 0, .top_p = 1, .repetition_penalty = 1};
+    int32_t vocab = s->engine->weights->shape->vocab;
+    if (id < 0 || id >= vocab) {
+        return ERR(err, LILY_EINVAL, "token: found id %d, expected 0 to %d", id, vocab - 1);
+    }
+    if (n < 1 || n > s->context - session_position(s)) {
+        return ERR(err, LILY_ECONTEXT,
+                   "context: found %d tokens to append to %d, expected 1 to %d; ask for a larger "
+                   "context",
+                   n, session_position(s), s->context - session_position(s));
+    }
+    atomic_store(&s->cancel, false);
+    int rc = sampler_begin(s->sampler, &greedy, NULL, 0, err);
+    if (rc) return rc;
+    rc = session_begin(s, NULL, 0, err);
+    for (int32_t left = n; left > 0 && !rc; left--) {
+        rc = session_next(s, id, left, &id, err);
+        if (!rc && (session_cancelled(s) || (token && token(arg, id)))) {
+            rc = ERR(err, LILY_ECANCELED, "decoding: cancelled after %d of %d tokens", n - left + 1,
+                     n);
+        }
+    }
+    session_settle(s);
     return rc;
 }

@@ -308,9 +308,8 @@ int session_step(lily_session *s, int32_t id, lily_err *err) {
     return complete(s, pos, id, &result, err);
 }
 
-int session_first(lily_session *s, const int32_t *prompt, size_t n, int32_t *first, lily_err *err) {
+int session_begin(lily_session *s, const int32_t *prompt, size_t n, lily_err *err) {
     const lily_engine *e = s->engine;
-    *first = sampler_pick(s->sampler, s->logits);
     s->on_device =
         e->backend->sample_begin && sampler_for_device(s->sampler, &s->sampling, &s->pick);
     if (!s->on_device) return 0;

@@ -49,7 +49,7 @@ int session_sync(lily_session *s, const int32_t *ids, size_t n, session_progress
 /* Appends a token by the decode path, with logits. */
 int session_step(lily_session *s, int32_t id, lily_err *err);
 
-/* Decoding a request: session_first, session_next as often as a further token is wanted, and
+/* Decoding a request: session_begin, session_next as often as a further token is wanted, and
  * session_settle in any case, also after an error.
  *
  * Where the device can sample as the request asks it runs one step ahead: while the host looks at a
@@ -58,9 +58,9 @@ int session_step(lily_session *s, int32_t id, lily_err *err);
  * taken back: either way the token picked last is not part of the session. The device waits for
  * the host once in BACKEND_GRID tokens, where a checkpoint is taken, and before the last token. */
 
-/* The first token, from the logits that session_sync left; sampler_begin came before. prompt[n] is
- * the whole prompt. */
-int session_first(lily_session *s, const int32_t *prompt, size_t n, int32_t *first, lily_err *err);
+/* sampler_begin, and a first token picked on the host, came before. prompt[n] is the whole prompt.
+ */
+int session_begin(lily_session *s, const int32_t *prompt, size_t n, lily_err *err);
 /* Appends id, the token picked last, and picks the next. wanted: tokens the request can still take,
  * at least 1. */
 int session_next(lily_session *s, int32_t id, int32_t wanted, int32_t *next, lily_err *err);

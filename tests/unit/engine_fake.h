@@ -69,6 +69,9 @@ struct fake_state {
     bool spoilt;
 };
 
+/* Numbers of a session's next pick before the first one, and where no sequence was begun. */
+static const uint64_t FAKE_ANY_PICK = UINT64_MAX, FAKE_NO_PICK = UINT64_MAX - 1;
+
 struct backend_state {
     struct fake_state state;
     int32_t pos; /* where it was saved */
@@ -80,8 +83,8 @@ struct backend_session {
     uint64_t *kv; /* [context] */
     struct fake_state state, before;
     bool can_rewind;
-    int32_t sampled;    /* by the last step; -1: nothing */
-    uint64_t next_pick; /* 0: no sequence was begun */
+    int32_t sampled; /* by the last step; -1: nothing */
+    uint64_t next_pick;
 };
 
 static inline uint64_t fake_mix(uint64_t z) {
@@ -124,6 +127,7 @@ static int fake_session_new(struct backend_model *m, int32_t context, struct bac
     (*out)->model = m;
     (*out)->context = context;
     (*out)->sampled = -1;
+    (*out)->next_pick = FAKE_NO_PICK;
     (*out)->kv = calloc((size_t)context, sizeof *(*out)->kv);
     fake.sessions++;
     return 0;
@@ -213,7 +217,10 @@ static int fake_step(struct backend_session *s, const struct decode_slot *slot,
     static float logits[4096];
     int32_t token = slot->token == -1 ? s->sampled : slot->token;
     assert_true(token >= 0);
-    if (slot->sampling) assert_int_equal(slot->pick, s->next_pick++);
+    if (slot->sampling) {
+        if (s->next_pick == FAKE_ANY_PICK) s->next_pick = slot->pick;
+        assert_int_equal(slot->pick, s->next_pick++);
+    }
     s->before = s->state;
     int rc = fake_read(s, token, err);
     if (rc) return rc;
@@ -235,7 +242,7 @@ static int fake_submit(struct backend_model *m, const struct decode_slot *slots,
     assert_int_equal(n, 1);
     assert_in_range(m->flights, 0, slot->sampling ? 1 : 0);
     if (slot->sampling) {
-        assert_true(slot->session->next_pick > 0);
+        assert_true(slot->session->next_pick != FAKE_NO_PICK);
         assert_int_equal(backend_check_sampling(slot->sampling, err), 0);
     }
     fake.two_in_flight += m->flights;
@@ -263,7 +270,7 @@ static int fake_sample_begin(struct backend_session *s, const int32_t *prompt, i
     assert_true(prompt || n == 0);
     fake.begun++;
     fake.begun_with = n;
-    s->next_pick = 1; /* the host made pick 0 */
+    s->next_pick = FAKE_ANY_PICK; /* the host may have made picks */
     return 0;
 }
 
@@ -275,7 +282,7 @@ static int fake_rewind(struct backend_session *s, lily_err *err) {
     s->kv_rows = --s->pos;
     s->can_rewind = false;
     s->sampled = -1;
-    s->next_pick = 0;
+    s->next_pick = FAKE_NO_PICK;
     fake.rewound++;
     return 0;
 }

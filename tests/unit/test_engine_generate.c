@@ -551,6 +551,50 @@ static void test_ahead_leaves_what_the_host_would(void **state) {
     fake_on_device = mode;
 }
 
+struct picked {
+    int32_t ids[300];
+    int n, stop_after;
+};
+
+static int keep_id(void *arg, int32_t id) {
+    struct picked *p = arg;
+    p->ids[p->n++] = id;
+    return p->n == p->stop_after;
+}
+
+/* What bench measures: the tokens that a greedy request would bring, by the same path. */
+static void test_greedy_measurement(void **state) {
+    (void)state;
+    struct setting t;
+    struct picked all = {.n = 0}, some = {.stop_after = 5};
+    open_setting(&t, (lily_engine_options){.context = 300}, "hello<|im_end|> and on");
+    int32_t first = t.script.ids[0];
+    assert_int_equal(lily_session_sync(t.session, t.prompt, 70, &t.err), 0);
+    assert_int_equal(lily_session_greedy(t.session, first, 230, keep_id, &all, &t.err), 0);
+    assert_int_equal(all.n, 230);
+    assert_memory_equal(all.ids, t.script.ids + 1, (t.script.n - 1) * sizeof *all.ids);
+    assert_int_equal(session_position(t.session), 300);
+    assert_int_equal(fake.decoded, 230);
+    if (fake_on_device) assert_int_equal(fake.two_in_flight, 229 - 3); /* 128, 192, 256 */
+    assert_int_equal(lily_session_logits(t.session) == NULL, fake_on_device);
+    assert_int_equal(lily_session_greedy(t.session, first, 1, NULL, NULL, &t.err), LILY_ECONTEXT);
+
+    assert_int_equal(lily_session_sync(t.session, t.prompt, 70, &t.err), 0);
+    assert_int_equal(lily_session_greedy(t.session, first, 231, NULL, NULL, &t.err), LILY_ECONTEXT);
+    assert_int_equal(lily_session_greedy(t.session, first, 0, NULL, NULL, &t.err), LILY_ECONTEXT);
+    assert_int_equal(lily_session_greedy(t.session, 4096, 1, NULL, NULL, &t.err), LILY_EINVAL);
+    assert_int_equal(lily_session_greedy(t.session, -1, 1, NULL, NULL, &t.err), LILY_EINVAL);
+    assert_int_equal(lily_session_greedy(t.session, first, 20, keep_id, &some, &t.err),
+                     LILY_ECANCELED);
+    assert_int_equal(some.n, 5);
+    assert_int_equal(session_position(t.session), 75);
+    fake.nan_at = 78;
+    assert_int_equal(lily_session_greedy(t.session, all.ids[4], 20, NULL, NULL, &t.err),
+                     LILY_ENUMERIC);
+    assert_int_equal(session_position(t.session), 0);
+    close_setting(&t);
+}
+
 /* The device waits for the host before a checkpoint and before the last token, and nowhere else. */
 static void test_ahead_is_ahead(void **state) {
     (void)state;
@@ -720,6 +764,7 @@ int main(void) {
         cmocka_unit_test(test_cancel_from_another_thread),
         cmocka_unit_test(test_failures_end_the_request_only),
         cmocka_unit_test(test_ahead_leaves_what_the_host_would),
+        cmocka_unit_test(test_greedy_measurement),
         cmocka_unit_test(test_ahead_is_ahead),
         cmocka_unit_test(test_ahead_only_where_the_device_can),
         cmocka_unit_test(test_ahead_then_the_same_tokens),
