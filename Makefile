@@ -35,10 +35,22 @@ STATIC    := $(foreach l,jansson pcre2-8 utf8proc crypto,-l:lib$(l).a)
 SRC_CORE := $(wildcard src/base/*.c src/model/*.c src/model/shapes/*.c src/ckpt/*.c src/text/*.c \
               src/engine/*.c src/backend/*.c src/backend/ref/*.c src/backend/cpu/*.c \
               src/backend/cpu/kernels/*.c)
-# The Metal backend records its steps on every system; the half that talks to Metal is built on macOS.
-METAL_DEVICE := $(patsubst %,src/backend/metal/%.c,buffers command device encode metal pressure session source step)
-METAL_RECORD := $(filter-out $(METAL_DEVICE),$(wildcard src/backend/metal/*.c))
-SRC_CORE += $(METAL_RECORD) $(if $(filter Darwin,$(OS)),$(wildcard $(METAL_DEVICE)))
+# The Metal backend records its steps on every system; the half that talks to Metal is built on macOS,
+# and with METAL=1 for tests, which link it with tools/metal_emulator (tests/metal_host).
+METAL ?= $(if $(filter Darwin,$(OS)),1)
+METAL_DEVICE := $(patsubst %,src/backend/metal/%.c,buffers command device encode metal pressure session source step trace)
+METAL_KERNELS := $(wildcard src/backend/metal/kernels/*.metal src/backend/metal/kernels/*.h) src/model/shapes/shape_common.h
+SRC_CORE += $(filter-out $(METAL_DEVICE),$(wildcard src/backend/metal/*.c))
+ifneq ($(METAL),)
+SRC_CORE += $(METAL_DEVICE)
+CFLAGS   += -DLILY_METAL
+LDLIBS   += $(if $(filter Darwin,$(OS)),-framework Metal -framework Foundation -lobjc)
+METAL_TEXT := $(BUILD)/src/backend/metal/sources.S.o
+endif
+ifeq ($(OS),Linux)
+SRC_CORE += $(wildcard src/backend/cuda/*.c)
+CFLAGS   += -DLILY_CUDA
+endif
 SRC_FULL := $(SRC_CORE) $(wildcard src/serve/*.c src/cli/*.c)
 SRC_FULL := $(filter-out src/cli/core_main.c,$(SRC_FULL))
 SRC_LIB  := $(filter-out src/cli/main.c,$(SRC_FULL))
@@ -52,8 +64,23 @@ ifeq ($(filter aarch64 arm64,$(ARCH)),)
 FOREIGN += %_neon.c
 endif
 OBJ  = $(patsubst %,$(BUILD)/%.o,$(filter-out $(FOREIGN),$(1)))
+# CUDA: the host part is ordinary C; kernels are compiled per shape where there is an nvcc, into
+# build/kernels (whatever BUILD is), and embedded. CUDA_TARGETS names what portable kernels are
+# compiled for: machine code of a capability, or ptx80 for every card from 8.0 on. Kernels of other
+# files are for 9.0a alone.
+ifeq ($(OS),Linux)
+NVCC         ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc))
+CUDA_TARGETS ?= 90a ptx80
+CUDA_SHAPES  := mini qwen36_35b_a3b
+CUDA_FILES   := $(patsubst src/backend/cuda/kernels/%.cu,%,$(wildcard src/backend/cuda/kernels/*.cu))
+FATBINS      := $(if $(NVCC),$(foreach s,$(CUDA_SHAPES),$(foreach f,$(CUDA_FILES),build/kernels/$(s)/$(f).fatbin)))
+CUDA_GENCODE  = $(foreach t,$(if $(filter portable_%,$(1)),$(CUDA_TARGETS),90a),$(if $(filter ptx%,$(t)),-gencode=arch=compute_$(t:ptx%=%)$(,)code=compute_$(t:ptx%=%),-gencode=arch=compute_$(t)$(,)code=sm_$(t)))
+KERNELS      := $(BUILD)/src/backend/cuda/kernels.S.o
+, := ,
+endif
 EMBED := $(if $(wildcard $(STANDIN)/model.safetensors),$(BUILD)/src/ckpt/embedded.S.o)
 CFLAGS += $(if $(EMBED),-DLILY_EMBEDDED_STANDIN)
+EMBED += $(METAL_TEXT)
 
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c))
 FUZZ  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -105,11 +132,11 @@ clean:
 $(BUILD)/lily: $(call OBJ,src/cli/main.c) $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
-$(BUILD)/liblily.a: $(call OBJ,$(SRC_LIB)) $(EMBED)
+$(BUILD)/liblily.a: $(call OBJ,$(SRC_LIB)) $(EMBED) $(KERNELS)
 	@rm -f $@
 	@echo "  AR   $@"
 	$(Q)ar rcs $@ $^
-$(BUILD)/lily-core: $(call OBJ,$(SRC_CORE)) $(EMBED)
+$(BUILD)/lily-core: $(call OBJ,$(SRC_CORE)) $(EMBED) $(KERNELS)
 	@echo "  LINK $@"
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(if $(filter Linux,$(OS)),$(STATIC),$(LDLIBS)) -lpthread -lm -ldl
 # The text layer alone, for tests that compare it with other programs.
@@ -140,5 +167,26 @@ $(BUILD)/src/ckpt/embedded.S.o: src/ckpt/embedded.S $(wildcard $(STANDIN)/*)
 	@mkdir -p $(@D)
 	@echo "  CC   $<"
 	$(Q)$(CC) -I$(STANDIN) -c -o $@ $<
+$(BUILD)/src/backend/metal/sources.S: tools/metal_sources.sh $(METAL_KERNELS)
+	@mkdir -p $(@D)
+	@tools/metal_sources.sh $(METAL_KERNELS) >$@
+$(BUILD)/src/backend/metal/sources.S.o: $(BUILD)/src/backend/metal/sources.S
+	@echo "  CC   $<"
+	$(Q)$(CC) -c -o $@ $<
+
+# Kernels: the table of those that could be compiled. One message where none can.
+define FATBIN_RULE
+build/kernels/$(1)/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh src/model/shapes/*.h) Makefile
+	@mkdir -p $$(@D)
+	@echo "  NVCC $$< ($(1))"
+	$$(Q)$$(NVCC) -fatbin -O3 -std=c++17 -Isrc -Isrc/backend/cuda -DSHAPE_HEADER='"model/shapes/$(1).h"' $$(call CUDA_GENCODE,$$*) -o $$@.new $$< && mv $$@.new $$@
+endef
+$(foreach s,$(CUDA_SHAPES),$(eval $(call FATBIN_RULE,$(s))))
+$(BUILD)/src/backend/cuda/kernels.S.o: $(FATBINS) src/backend/cuda/kernels/embed.sh
+	@mkdir -p $(@D)
+	$(if $(FATBINS),,@echo "  no nvcc: the CUDA backend is left out (make deps installs one)")
+	@echo "  CC   kernels.S"
+	$(Q)src/backend/cuda/kernels/embed.sh $(FATBINS) >$(@:.o=)
+	$(Q)$(CC) -c -o $@ $(@:.o=)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

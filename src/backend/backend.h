@@ -192,6 +192,8 @@ int backend_check_sampling(const struct backend_sampling *sampling, lily_err *er
 
 extern const struct backend backend_ref;
 extern const struct backend backend_cpu;
+extern const struct backend backend_metal; /* where LILY_METAL is defined: macOS */
+extern const struct backend backend_cuda;  /* where LILY_CUDA is defined: Linux */
 
 /* All backends of this build in order of preference (metal, cuda, cpu), ended by NULL; ref comes
  * last. */

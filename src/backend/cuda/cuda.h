@@ -6,8 +6,10 @@
  *   upload.c    weights into device memory, memory preflight
  *   cuda.c      opening a model, statistics, the table
  *   session.c   what a sequence remembers, in device memory
+ *   paths.c     the ways to run a decode step, in order of preference
  *   step.c      decode: slots checked, up to two steps in flight, results handed over
- *   prefill.c   a chunk of a prompt through the portable kernels
+ *   layers.c    the layers made of portable kernels, for prompts and decode steps
+ *   prefill.c   a chunk of a prompt
  *   portable.c  a decode step through the portable kernels
  *   decode.c    a decode step as one persistent kernel (sm_90a)
  *   plan.c      what a step costs
@@ -49,14 +51,15 @@ struct cuda_scratch {
     CUdeviceptr x;         /* float [R][H] residual stream */
     CUdeviceptr normed;    /* float [R][H] */
     CUdeviceptr normed_bf; /* bf16 [R][H] the same, rounded */
-    CUdeviceptr wide;      /* float [R][max(proj, (top_k + 1) * H)] */
+    CUdeviceptr wide;      /* float [R][proj_width], or [R * top_k][H] */
     CUdeviceptr queries;   /* float [R][conv_dim] after the convolution, or [R][q_dim] after RoPE */
+    CUdeviceptr norms;     /* float [R][2 * gdn_k_heads] factors of queries and keys */
     CUdeviceptr gates;     /* float [R][2 * gdn_v_heads] beta, then decay */
     CUdeviceptr delta;     /* float [R][gdn_v_dim] */
     CUdeviceptr mix;       /* float [R][max(q_dim, gdn_v_dim)] input of the output projection */
     CUdeviceptr mix_bf;    /* bf16, the same */
     CUdeviceptr out;       /* float [R][H] */
-    CUdeviceptr scores;    /* float [R][E + 1] */
+    CUdeviceptr scores;    /* float [R][E + 1]; before that [R][2 * gdn_v_heads] of ba */
     CUdeviceptr routing;   /* float [R][2 * top_k] ids in descending order of weight, weights */
     CUdeviceptr hidden;    /* bf16 (prefill) or float (decode) [R][top_k + 1][I] */
     CUdeviceptr experts;   /* int32: counts, offsets, block map of the grouped products */
@@ -65,11 +68,14 @@ struct cuda_scratch {
     CUdeviceptr partial;   /* float: partial attention of decode steps */
     CUdeviceptr ids;       /* int32 [R] tokens of a prompt chunk */
     CUdeviceptr logits;    /* float [max(max_sessions, CUDA_HEAD_ROWS)][V] */
-    CUdeviceptr finite;    /* int32 [CUDA_IN_FLIGHT][max_sessions]: 0 after a NaN or infinity */
-    CUdeviceptr sampling;  /* candidates of the device's sampling, see portable_sample.cu */
+    CUdeviceptr finite; /* int32 [max_sessions + 1]: 0 after a NaN or infinity; last: of a prompt */
+    CUdeviceptr sampling; /* candidates of the device's sampling, see portable_sample.cu */
     CUdeviceptr block;
     size_t bytes;
 };
+
+/* cuda.c: adds up (base 0) or places the arrays of x for the model's sizes; the bytes. */
+size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struct cuda_scratch *x);
 
 /* One decode step on its way. Its slots lie in pinned host memory and, once queued, in device
  * memory; results and logits come back to pinned memory. */
@@ -97,6 +103,10 @@ struct cuda_path {
      * results_device and, for slots that want them, rows of x.logits [slot][V]. Sampled tokens go
      * to each slot's token too. */
     int (*queue)(struct backend_model *m, struct cuda_step *step, lily_err *err);
+    /* Sets kernels, stages and barriers of one decoded token without a device; NULL: the launches
+     * of the portable kernels are counted. */
+    void (*plan)(const struct shape *shape, const struct plan_query *query,
+                 struct backend_plan *out);
 };
 extern const struct cuda_path *const cuda_paths[]; /* ended by NULL; the portable path is last */
 extern const struct cuda_path cuda_path_portable;
@@ -127,9 +137,12 @@ struct backend_model {
     int32_t n_paths;
     struct cuda_step steps[CUDA_IN_FLIGHT]; /* a ring */
     int32_t first_step, n_steps;            /* oldest in flight, number in flight */
-    char *staging;                          /* pinned, for uploads, prompts and states */
-    size_t staging_bytes;
-    size_t session_bytes; /* taken by open sessions */
+    CUdeviceptr steps_block;
+    struct cuda_slot *prompt_slot; /* pinned, of a prompt chunk */
+    CUdeviceptr prompt_slot_device;
+    int32_t *prompt_ids;    /* [R] pinned */
+    int32_t *prompt_finite; /* pinned */
+    float *trace_rows;      /* host memory for a traced row; NULL without a trace */
 };
 
 /* Everything a sequence remembers. */
@@ -141,7 +154,7 @@ struct backend_session {
     int32_t kv_rows;      /* leading positions whose KV rows are held, at least position */
     int32_t parity;       /* which of the two buffers holds the present state */
     bool can_rewind;      /* the newest step was a decode step and has not been taken back */
-    bool counting;        /* sample_begin was called */
+    bool sampled;         /* the newest step samples on the device */
     CUdeviceptr state[2]; /* float [gdn_layers][gdn_v_heads][128 key][128 value] */
     CUdeviceptr conv[2];  /* float [gdn_layers][3][conv_dim], oldest first; follows its state */
     CUdeviceptr keys;     /* bf16 [attention_layers][kv_heads][capacity][head_dim] */
@@ -150,6 +163,13 @@ struct backend_session {
     CUdeviceptr counts;   /* int32 [V] */
     CUdeviceptr block;
     size_t bytes;
+};
+
+/* A saved state in device memory: [gdn_layers][gdn_v_heads][128 key][128 value] recurrent, then
+ * [gdn_layers][3][conv_dim], float32. */
+struct backend_state {
+    const struct backend_model *model;
+    CUdeviceptr data;
 };
 
 static inline const struct shape *model_shape(const struct backend_model *m) {
@@ -183,10 +203,45 @@ size_t cuda_weight_bytes(const struct weights *w);
 int cuda_upload(struct backend_model *m, lily_err *err);
 void cuda_weights_free(struct backend_model *m);
 
-/* prefill.c: opens the kernels that prompts and portable decode share; backend's prefill. */
+/* layers.c: the kernels that prompts and portable decode share, and the layers made of them. */
+
+/* Rows on their way through the layers: of one slot (a prompt chunk) or one of each of several. */
+struct cuda_run {
+    const struct cuda_slot *slots; /* on the host: positions */
+    CUdeviceptr slots_device;
+    int32_t n_slots;
+    int32_t rows_per_slot; /* 1: decode; rows = n_slots * rows_per_slot */
+    bool prompt;           /* products by tensor cores from bf16; else float32 throughout */
+};
+static inline int32_t cuda_run_rows(const struct cuda_run *run) {
+    return run->n_slots * run->rows_per_slot;
+}
 int cuda_portable_open(struct backend_model *m, lily_err *err);
+/* The same with no kernels behind the names: for a driver that only counts. */
+int cuda_portable_none(struct backend_model *m, lily_err *err);
 void cuda_portable_close(struct backend_model *m);
+/* x.x = embedding rows of x.ids (prompt), or of the slots' tokens; then all layers. */
+int cuda_run_layers(struct backend_model *m, const struct cuda_run *run, lily_err *err);
+/* x.logits[n] = the head of rows [first, first + n) of x.x, n <= CUDA_HEAD_ROWS or decode. */
+int cuda_run_head(struct backend_model *m, const struct cuda_run *run, int32_t first, int32_t n,
+                  lily_err *err);
+/* flags[i / per_flag] of x.finite + at become 0 where row i of data[rows][width] is not finite. */
+int cuda_check_rows(struct backend_model *m, CUdeviceptr data, int32_t rows, int64_t width,
+                    int32_t per_flag, int32_t at, lily_err *err);
+/* Picks for slots that sample, checks logits, and leaves results: after cuda_run_head, or without
+ * it when no slot wants logits. Usable by every decode path. */
+int cuda_run_sampling(struct backend_model *m, CUdeviceptr slots, int32_t n, bool head,
+                      CUdeviceptr results, lily_err *err);
+/* counts[id] = 1 for the ids of a prompt, at most R of them; waits for it. */
+int cuda_mark_prompt(struct backend_session *s, const int32_t *ids, int32_t n, lily_err *err);
+/* Reports rows to the test that asked for it; waits for the device. */
+int cuda_trace(struct backend_model *m, const struct cuda_run *run, enum stage stage, int32_t layer,
+               CUdeviceptr data, size_t ld, int32_t n, lily_err *err);
+
+/* prefill.c: the backend's prefill */
 int cuda_prefill(struct backend_session *s, struct prefill_step *step, lily_err *err);
+/* What a slot needs to know of its session for the next step; flips nothing. */
+void cuda_slot_of(const struct backend_session *s, struct cuda_slot *out);
 
 /* step.c: the backend's functions of the same names */
 int cuda_steps_open(struct backend_model *m, lily_err *err);
@@ -205,8 +260,13 @@ int32_t cuda_position(const struct backend_session *s);
 void cuda_reset(struct backend_session *s);
 size_t cuda_session_bytes(const struct backend_model *m, int32_t context);
 size_t cuda_state_bytes(const struct backend_model *m);
-int cuda_state_save(struct backend_session *s, void *out, lily_err *err);
-int cuda_state_restore(struct backend_session *s, const void *in, int32_t pos, lily_err *err);
+int cuda_state_new(struct backend_model *m, struct backend_state **out, lily_err *err);
+void cuda_state_free(struct backend_state *state);
+int cuda_state_save(struct backend_session *s, struct backend_state *to, lily_err *err);
+int cuda_state_restore(struct backend_session *s, const struct backend_state *from, int32_t pos,
+                       lily_err *err);
+int cuda_state_export(const struct backend_state *from, void *out, lily_err *err);
+int cuda_state_import(struct backend_state *to, const void *in, lily_err *err);
 size_t cuda_kv_bytes(const struct backend_model *m, int32_t n);
 int cuda_kv_export(struct backend_session *s, int32_t from, int32_t n, void *out, lily_err *err);
 int cuda_kv_import(struct backend_session *s, int32_t from, int32_t n, const void *in,

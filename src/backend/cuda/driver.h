@@ -98,6 +98,8 @@ struct cuda_driver {
 /* The driver, opened once per process and never closed; NULL with err filled when there is none, it
  * lacks a function or is older than the kernels need. */
 const struct cuda_driver *cuda_driver_open(lily_err *err);
+/* The same from another library, before anything else asked for the driver (tests). */
+const struct cuda_driver *cuda_driver_open_from(const char *library, lily_err *err);
 
 /* LILY_OK, or the error of a driver call: "<what>: cuda error 700 (...): ...; <remedy>". Out of
  * memory is LILY_ENOMEM, everything else LILY_EBACKEND. */

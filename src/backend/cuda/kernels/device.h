@@ -76,6 +76,18 @@ struct cuda_slot {
     uint64_t stream, pick;
 };
 
+/* Pairs row * top_k + choice of a prompt chunk, sorted by expert. Expert e's lie at places
+ * [begin[e], begin[e + 1]); blocks[b] = e << 16 | number of the block within it, for blocks of the
+ * height that was asked for. begin 0: one group that holds rows [0, n_rows), in order. */
+struct cuda_groups {
+    DEV(const int32_t) begin;    /* [E + 1] */
+    DEV(const int32_t) blocks;   /* [n_blocks] */
+    DEV(const int32_t) n_blocks; /* [1] */
+    DEV(const int32_t) pairs;    /* [rows * top_k] */
+    int32_t n_rows;
+    int32_t reserved;
+};
+
 /* What a decode step leaves for the host, one per slot. */
 struct cuda_result {
     int32_t token;  /* -1 where the host samples */

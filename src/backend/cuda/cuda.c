@@ -1,0 +1,324 @@
+/* Opening a model: device, kernels, memory preflight, upload; statistics; the backend's table. */
+#include "backend/cuda/cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double GIB = 1024.0 * 1024.0 * 1024.0;
+/* What the driver takes for contexts, kernels and local memory beside our allocations. */
+static const size_t DRIVER_RESERVE = (size_t)384 << 20;
+
+/* ---- small services -------------------------------------------------------------------------- */
+
+int cuda_enter(const struct backend_model *m, lily_err *err) {
+    return cuda_check(m->d, m->d->context_set(m->context), "context", err);
+}
+
+int cuda_memory(const struct backend_model *m, size_t bytes, const char *what, CUdeviceptr *out,
+                lily_err *err) {
+    return cuda_check(m->d, m->d->memory_new(out, bytes), what, err);
+}
+
+int cuda_launch(const struct backend_model *m, CUfunction f, unsigned gx, unsigned gy, unsigned gz,
+                unsigned threads, size_t shared, void **arguments, lily_err *err) {
+    CUresult r =
+        m->d->launch(f, gx, gy, gz, threads, 1, 1, (unsigned)shared, m->stream, arguments, NULL);
+    return cuda_check(m->d, r, "kernel launch", err);
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+/* What the kernels are written for; the shape itself is compiled in. */
+static int check_shape(const struct shape *s, lily_err *err) {
+    if (!cuda_kernels_embedded(s->name)) {
+        return ERR(err, LILY_EBACKEND,
+                   "CUDA: found no kernels for shape %s in the program, expected them; build it "
+                   "where nvcc is found (make deps), or use the CPU backend",
+                   s->name);
+    }
+    bool fits = s->group == 64 && s->head_dim == 256 && s->gdn_head_dim == 128 &&
+                s->q_heads == 8 * s->kv_heads && s->gdn_v_heads == 2 * s->gdn_k_heads &&
+                s->conv_taps == 4 && s->rotary_dim == 64 && s->top_k == 8 && s->experts <= 512 &&
+                s->hidden <= 4096 && s->q_dim <= 4096 && s->gdn_v_dim <= 4096;
+    if (fits) return LILY_OK;
+    return ERR(err, LILY_EMODEL,
+               "shape %s: found sizes the CUDA kernels are not made for; extend "
+               "src/backend/cuda/kernels",
+               s->name);
+}
+
+static int check_options(const struct weights *w, const struct backend_options *o, lily_err *err) {
+    if (o->max_sessions >= 1 && o->max_context >= 1 && o->max_context <= w->shape->max_context) {
+        return LILY_OK;
+    }
+    return ERR(err, LILY_EINVAL,
+               "CUDA backend: found %d session(s) of %d tokens, expected at least 1 of 1 to %d",
+               o->max_sessions, o->max_context, w->shape->max_context);
+}
+
+/* ---- the device ------------------------------------------------------------------------------ */
+
+/* Name, capability and sizes of the first device the driver shows. */
+static int look_at_device(struct backend_model *m, lily_err *err) {
+    const struct cuda_driver *d = m->d;
+    int major = 0, minor = 0, processors = 0, shared = 0;
+    int rc = cuda_check(d, d->device_get(&m->device, 0), "device", err);
+    if (rc != LILY_OK) return rc;
+    CUresult r = d->device_name(m->name, (int)sizeof m->name, m->device);
+    if (r == 0) r = d->device_attribute(&major, CU_CAPABILITY_MAJOR, m->device);
+    if (r == 0) r = d->device_attribute(&minor, CU_CAPABILITY_MINOR, m->device);
+    if (r == 0) r = d->device_attribute(&processors, CU_MULTIPROCESSORS, m->device);
+    if (r == 0) r = d->device_attribute(&shared, CU_SHARED_PER_BLOCK_OPTIN, m->device);
+    m->capability = major * 10 + minor;
+    m->processors = processors;
+    m->shared_limit = shared;
+    rc = cuda_check(d, r, "device", err);
+    if (rc != LILY_OK || m->capability >= CUDA_MIN_CAPABILITY) return rc;
+    return ERR(err, LILY_EBACKEND,
+               "CUDA: found %s of compute capability %d.%d, expected 8.0 or newer; use the CPU "
+               "backend",
+               m->name, major, minor);
+}
+
+static int enter_device(struct backend_model *m, lily_err *err) {
+    const struct cuda_driver *d = m->d;
+    int rc = cuda_check(d, d->context_retain(&m->context, m->device), "context", err);
+    if (rc == LILY_OK) rc = cuda_enter(m, err);
+    if (rc != LILY_OK) return rc;
+    return cuda_check(d, d->stream_new(&m->stream, CU_STREAM_NON_BLOCKING), "stream", err);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static CUdeviceptr carve(CUdeviceptr base, size_t *used, size_t count, size_t size) {
+    size_t at = *used;
+    *used += (count * size + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
+    return base + at;
+}
+
+static size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struct cuda_scratch *x) {
+    const struct shape *s = model_shape(m);
+    const size_t f = sizeof(float), bf = sizeof(uint16_t), n = sizeof(int32_t);
+    size_t rows = (size_t)m->rows, h = (size_t)s->hidden, used = 0;
+    size_t slots = (size_t)m->options.max_sessions, pairs = rows * (size_t)s->top_k;
+    size_t mix = larger((size_t)s->q_dim, (size_t)s->gdn_v_dim);
+    size_t inner = larger((size_t)s->expert_width, (size_t)s->shared_width);
+    size_t all = (size_t)(s->top_k + 1), experts = (size_t)s->experts;
+    size_t gates = 2 * (size_t)s->gdn_v_heads, head = larger(slots, CUDA_HEAD_ROWS);
+    x->x = carve(base, &used, rows * h, f);
+    x->normed = carve(base, &used, rows * h, f);
+    x->normed_bf = carve(base, &used, rows * h, bf);
+    x->wide = carve(base, &used, rows * larger((size_t)m->proj_width, (size_t)s->top_k * h), f);
+    x->queries = carve(base, &used, rows * larger((size_t)s->conv_dim, (size_t)s->q_dim), f);
+    x->norms = carve(base, &used, rows * 2 * (size_t)s->gdn_k_heads, f);
+    x->gates = carve(base, &used, rows * gates, f);
+    x->delta = carve(base, &used, rows * larger((size_t)s->gdn_v_dim, h), f);
+    x->mix = carve(base, &used, rows * larger(mix, h), f);
+    x->mix_bf = carve(base, &used, rows * mix, bf);
+    x->out = carve(base, &used, rows * h, f);
+    x->scores = carve(base, &used, rows * larger(experts + 1, gates), f);
+    x->routing = carve(base, &used, rows * 2 * (size_t)s->top_k, f);
+    x->hidden = carve(base, &used, larger(rows * all * inner * bf, slots * all * inner * f), 1);
+    x->experts = carve(base, &used, experts + 2 + experts + pairs / 16 + 1, n);
+    x->pairs = carve(base, &used, pairs, n);
+    x->places = carve(base, &used, pairs, n);
+    x->partial =
+        carve(base, &used, slots * (size_t)s->q_heads * 128 * (size_t)(s->head_dim + 2), f);
+    x->ids = carve(base, &used, rows, n);
+    x->logits = carve(base, &used, head * (size_t)s->vocab, f);
+    x->finite = carve(base, &used, slots + 1, n);
+    x->sampling = carve(base, &used, slots * 64 * BACKEND_TOP_K, 2 * n);
+    x->block = base;
+    return x->bytes = used;
+}
+
+static void set_sizes(struct backend_model *m) {
+    const struct shape *s = model_shape(m);
+    const struct backend_options *o = &m->options;
+    m->attention_layers = shape_attention_layers(s, m->w->layers);
+    m->gdn_layers = m->w->layers - m->attention_layers;
+    /* A chunk may begin between two points of the grid and must then end on one. */
+    int32_t rows = (o->max_context + BACKEND_GRID - 1) / BACKEND_GRID * BACKEND_GRID;
+    m->rows = rows < CUDA_CHUNK ? rows : CUDA_CHUNK;
+    if (m->rows < o->max_sessions) m->rows = o->max_sessions;
+    int32_t gdn = s->conv_dim + s->gdn_v_dim, full = 2 * s->q_dim + 2 * s->kv_dim;
+    m->proj_width = gdn > full ? gdn : full;
+}
+
+/* Everything must fit what is free on the device now. */
+static int preflight(const struct backend_model *m, lily_err *err) {
+    struct cuda_scratch x;
+    size_t free_now = 0, total = 0;
+    int rc = cuda_check(m->d, m->d->memory_info(&free_now, &total), "memory", err);
+    if (rc != LILY_OK) return rc;
+    size_t sessions =
+        (size_t)m->options.max_sessions * cuda_session_bytes(m, m->options.max_context);
+    size_t weights = cuda_weight_bytes(m->w);
+    size_t own =
+        weights + cuda_place_scratch(m, 0, &x) + cuda_steps_bytes(m) + sessions + DRIVER_RESERVE;
+    if (own <= free_now) return LILY_OK;
+    return ERR(err, LILY_ENOMEM,
+               "%s: found %.2f GiB of free memory (of %.2f), expected %.2f GiB: %.2f for weights, "
+               "%.2f for %d session(s) of %d tokens; ask for a shorter context or fewer sessions, "
+               "or close other programs on this GPU",
+               m->name, (double)free_now / GIB, (double)total / GIB, (double)own / GIB,
+               (double)weights / GIB, (double)sessions / GIB, m->options.max_sessions,
+               m->options.max_context);
+}
+
+static int allocate(struct backend_model *m, lily_err *err) {
+    CUdeviceptr block;
+    size_t bytes = cuda_place_scratch(m, 0, &m->x);
+    m->x.block = 0;
+    int rc = cuda_memory(m, bytes, "scratch", &block, err);
+    if (rc != LILY_OK) return rc;
+    cuda_place_scratch(m, block, &m->x);
+    if (m->options.trace) {
+        m->trace_rows = malloc((size_t)model_shape(m)->vocab * sizeof(float));
+        if (!m->trace_rows) return ERR_NOMEM(err, "CUDA trace");
+    }
+    return cuda_steps_open(m, err);
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+static void cuda_close(struct backend_model *m) {
+    if (!m) return;
+    const struct cuda_driver *d = m->d;
+    if (m->context && cuda_enter(m, NULL) == LILY_OK) {
+        if (m->stream) d->stream_wait(m->stream);
+        for (int32_t i = 0; i < m->n_paths; i++) m->paths[i]->close(m);
+        cuda_portable_close(m);
+        cuda_steps_close(m);
+        if (m->x.block) d->memory_free(m->x.block);
+        cuda_weights_free(m);
+        cuda_modules_free(d, m->modules);
+        if (m->stream) d->stream_free(m->stream);
+    }
+    if (m->context) d->context_release(m->device);
+    free(m->trace_rows);
+    free(m);
+}
+
+static int open_paths(struct backend_model *m, lily_err *err) {
+    for (int i = 0; cuda_paths[i] && m->n_paths < CUDA_MAX_PATHS; i++) {
+        bool usable = false;
+        int rc = cuda_paths[i]->open(m, &usable, err);
+        if (rc != LILY_OK) return rc;
+        if (usable) m->paths[m->n_paths++] = cuda_paths[i];
+    }
+    return LILY_OK;
+}
+
+static int open_on(struct backend_model *m, lily_err *err) {
+    int rc = look_at_device(m, err);
+    if (rc == LILY_OK) rc = enter_device(m, err);
+    if (rc == LILY_OK) rc = preflight(m, err);
+    if (rc == LILY_OK) {
+        rc = cuda_modules_load(m->d, model_shape(m), m->capability, &m->modules, err);
+    }
+    if (rc == LILY_OK) rc = cuda_portable_open(m, err);
+    if (rc == LILY_OK) rc = cuda_upload(m, err);
+    if (rc == LILY_OK) rc = allocate(m, err);
+    return rc == LILY_OK ? open_paths(m, err) : rc;
+}
+
+static int cuda_open(const struct weights *w, const struct backend_options *options,
+                     struct backend_model **out, lily_err *err) {
+    int rc = check_options(w, options, err);
+    if (rc == LILY_OK) rc = check_shape(w->shape, err);
+    if (rc == LILY_OK) rc = cuda_check_weights(w, err);
+    if (rc != LILY_OK) return rc;
+    const struct cuda_driver *d = cuda_driver_open(err);
+    if (!d) return LILY_EBACKEND;
+    struct backend_model *m = calloc(1, sizeof *m);
+    if (!m) return ERR_NOMEM(err, "CUDA backend");
+    m->w = w;
+    m->d = d;
+    m->options = *options;
+    set_sizes(m);
+    rc = open_on(m, err);
+    if (rc != LILY_OK) {
+        cuda_close(m);
+        return rc;
+    }
+    *out = m;
+    return LILY_OK;
+}
+
+/* "NVIDIA H200, 132 multiprocessors, 139.8 GiB" */
+static void describe(const struct backend_model *m, char *out, size_t size) {
+    size_t total = 0;
+    m->d->device_memory(&total, m->device);
+    snprintf(out, size, "%.80s, %d multiprocessors, %.1f GiB", m->name, m->processors,
+             (double)total / GIB);
+}
+
+static void cuda_probe(struct backend_probe *out) {
+    struct backend_model m = {0};
+    lily_err err;
+    *out = (struct backend_probe){0};
+    if (!cuda_kernels_embedded(NULL)) {
+        snprintf(out->reason, sizeof out->reason,
+                 "this program was built without CUDA kernels: no nvcc was found (make deps)");
+        return;
+    }
+    m.d = cuda_driver_open(&err);
+    if (!m.d || look_at_device(&m, &err) != LILY_OK) {
+        snprintf(out->reason, sizeof out->reason, "%.*s", (int)sizeof out->reason - 1, err.msg);
+        return;
+    }
+    describe(&m, out->device, sizeof out->device);
+    out->usable = true;
+    snprintf(out->reason, sizeof out->reason,
+             "an NVIDIA GPU of compute capability %d.%d with a driver for CUDA %d.%d",
+             m.capability / 10, m.capability % 10, m.d->version / 1000, m.d->version % 1000 / 10);
+}
+
+static void cuda_stats(const struct backend_model *m, struct backend_stats *out) {
+    struct plan_query query = {.layers = m->w->layers, .tokens = 1};
+    struct backend_plan plan = {0};
+    cuda_plan(model_shape(m), &query, &plan, NULL);
+    *out = (struct backend_stats){
+        .weight_bytes = m->dw.bytes,
+        .session_bytes = cuda_session_bytes(m, m->options.max_context),
+        .scratch_bytes = m->x.bytes + cuda_steps_bytes(m),
+        .bytes_per_token = plan.weight_bytes + plan.state_bytes,
+        .kv_bytes_per_depth = cuda_kv_bytes(m, 1),
+    };
+    snprintf(out->kernels, sizeof out->kernels, "%s", m->paths[0]->name);
+    describe(m, out->device, sizeof out->device);
+}
+
+const struct backend backend_cuda = {
+    .name = "cuda",
+    .probe = cuda_probe,
+    .open = cuda_open,
+    .close = cuda_close,
+    .session_new = cuda_session_new,
+    .session_free = cuda_session_free,
+    .position = cuda_position,
+    .reset = cuda_reset,
+    .prefill = cuda_prefill,
+    .decode_submit = cuda_decode_submit,
+    .decode_wait = cuda_decode_wait,
+    .sample_begin = cuda_sample_begin,
+    .rewind = cuda_rewind,
+    .state_bytes = cuda_state_bytes,
+    .state_new = cuda_state_new,
+    .state_free = cuda_state_free,
+    .state_save = cuda_state_save,
+    .state_restore = cuda_state_restore,
+    .state_export = cuda_state_export,
+    .state_import = cuda_state_import,
+    .kv_bytes = cuda_kv_bytes,
+    .kv_export = cuda_kv_export,
+    .kv_import = cuda_kv_import,
+    .stats = cuda_stats,
+    .plan = cuda_plan,
+};

@@ -1,0 +1,258 @@
+/* The tile of portable_gemm.cu: where its rows and columns come from, the product itself. */
+#ifndef LILY_CUDA_GEMM_CUH
+#define LILY_CUDA_GEMM_CUH
+
+#include "common.cuh"
+
+enum { THREADS = 256, TILE_N = 128, TILE_K = 64 };
+
+/* Rows of one expert that a block multiplies: places [first, first + rows) of the sorted pairs. */
+struct expert_block {
+    int expert, first, rows;
+};
+
+/* Block b of a grouped product of that tile height (cuda_groups); no rows: there is no such block. */
+__device__ __forceinline__ expert_block block_of(const cuda_groups &g, int b, int height) {
+    expert_block out = {0, b * height, 0};
+    if (!g.begin) {
+        out.rows = min(height, g.n_rows - out.first);
+    } else if (b < *g.n_blocks) {
+        int entry = g.blocks[b];
+        out.expert = entry >> 16;
+        out.first = g.begin[out.expert] + (entry & 0xffff) * height;
+        out.rows = min(height, g.begin[out.expert + 1] - out.first);
+    }
+    return out;
+}
+
+/* Where row m of a tile lies. NULL: there is none, zeros are used. */
+struct dense_rows {
+    const bf16 *a;
+    int cols, first, end;
+    __device__ const bf16 *row(int m) const {
+        return first + m < end ? a + (int64_t)(first + m) * cols : nullptr;
+    }
+};
+struct gathered_rows {
+    const bf16 *a;
+    int cols;
+    const int32_t *pairs;
+    int first, n;
+    __device__ const bf16 *row(int m) const {
+        if (m >= n) return nullptr;
+        int r = pairs ? pairs[first + m] / TOP_K : first + m;
+        return a + (int64_t)r * cols;
+    }
+};
+
+/* Which row of which matrix gives column n of a tile; false: none. */
+struct plain_columns {
+    const cuda_mat &w;
+    int first;
+    __device__ bool column(int n, const cuda_mat *&mat, int &row) const {
+        mat = &w;
+        row = first + n;
+        return row < w.rows;
+    }
+};
+struct paired_columns {
+    const cuda_mat &gate, &up;
+    int first, left;
+    __device__ bool column(int n, const cuda_mat *&mat, int &row) const {
+        int i = n / 16 * 8 + n % 8;
+        mat = n / 8 % 2 ? &up : &gate;
+        row = first + i;
+        return i < left;
+    }
+};
+
+/* Byte of piece p (16 bytes) of row r in a tile of rows of 64 bf16. */
+__device__ __forceinline__ uint32_t swizzled(int r, int p) {
+    return (uint32_t)(r * 128 + ((p ^ (r & 7)) * 16));
+}
+
+template <int TILE_M> struct Tile {
+    static constexpr int WARPS_M = TILE_M >= 64 ? 2 : 1;
+    static constexpr int WARPS_N = THREADS / 32 / WARPS_M;
+    static constexpr int MS = TILE_M / WARPS_M / 16; /* 16-row pieces of a warp */
+    static constexpr int NS = TILE_N / WARPS_N / 8;  /* 8-column pieces of a warp, even */
+    static constexpr int A_BYTES = TILE_M * TILE_K * 2, B_BYTES = TILE_N * TILE_K * 2;
+    static constexpr int STAGE = A_BYTES + B_BYTES;
+
+    float acc[MS][NS][4];
+
+    /* Codes of this thread's half row of a round: 32 columns of column n = thread / 2. */
+    struct codes {
+        uint4 low, high; /* 4 bits: low alone */
+        uint32_t scale, bias;
+        bool wide, valid;
+    };
+    struct code_source {
+        const uint8_t *at;
+        const uint16_t *scale, *bias;
+        bool wide, valid;
+    };
+
+    template <class Columns> static __device__ code_source find(const Columns &columns) {
+        const cuda_mat *mat;
+        int row, n = threadIdx.x / 2, half = threadIdx.x % 2;
+        code_source s = {};
+        s.valid = columns.column(n, mat, row);
+        if (!s.valid) return s;
+        s.wide = mat->bits == 8;
+        int64_t bytes = mat->cols * mat->bits / 8;
+        s.at = mat->codes + row * bytes + half * (s.wide ? 32 : 16);
+        s.scale = mat->scales + (int64_t)row * (mat->cols / 64);
+        s.bias = mat->biases + (int64_t)row * (mat->cols / 64);
+        return s;
+    }
+
+    static __device__ codes load(const code_source &s, int round) {
+        codes c = {};
+        c.valid = s.valid;
+        c.wide = s.wide;
+        if (!s.valid) return c;
+        const uint8_t *at = s.at + (int64_t)round * (s.wide ? 64 : 32);
+        c.low = __ldg((const uint4 *)at);
+        if (s.wide) c.high = __ldg((const uint4 *)(at + 16));
+        c.scale = __ldg(s.scale + round);
+        c.bias = __ldg(s.bias + round);
+        return c;
+    }
+
+    static __device__ uint4 widen(uint32_t w0, uint32_t w1, float scale, float bias) {
+        uint32_t out[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t w = i < 2 ? w0 : w1;
+            float a = fmaf(scale, (float)(w >> (16 * (i & 1)) & 255), bias);
+            float b = fmaf(scale, (float)(w >> (16 * (i & 1) + 8) & 255), bias);
+            out[i] = bf16_pair(a, b);
+        }
+        return make_uint4(out[0], out[1], out[2], out[3]);
+    }
+
+    static __device__ void store(char *b, const codes &c) {
+        int n = threadIdx.x / 2, half = threadIdx.x % 2;
+        uint32_t scale = c.scale * 0x10001u, bias = c.bias * 0x10001u;
+        const uint32_t low[4] = {c.low.x, c.low.y, c.low.z, c.low.w};
+        const uint32_t high[4] = {c.high.x, c.high.y, c.high.z, c.high.w};
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (c.valid && !c.wide) {
+                v = dequantise8(low[p], scale, bias);
+            } else if (c.valid) {
+                const uint32_t *w = p < 2 ? low : high;
+                v = widen(w[p % 2 * 2], w[p % 2 * 2 + 1], bf16_float((bf16)c.scale),
+                          bf16_float((bf16)c.bias));
+            }
+            *(uint4 *)(b + swizzled(n, half * 4 + p)) = v;
+        }
+    }
+
+    /* This thread's 16-byte pieces of the activations of a round. */
+    static constexpr int PIECES = (TILE_M * 8 + THREADS - 1) / THREADS;
+    template <class Rows>
+    static __device__ void find_rows(const Rows &rows, const bf16 *(&row)[PIECES]) {
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            int m = (threadIdx.x + i * THREADS) / 8;
+            row[i] = m < TILE_M ? rows.row(m) : nullptr;
+        }
+    }
+    static __device__ void copy_rows(uint32_t a, const bf16 *const (&row)[PIECES], const bf16 *any,
+                                     int round) {
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            int m = (threadIdx.x + i * THREADS) / 8, p = threadIdx.x % 8;
+            if (m >= TILE_M) continue;
+            const bf16 *from = row[i] ? row[i] + round * TILE_K + p * 8 : any;
+            copy16(a + swizzled(m, p), from, row[i] != nullptr);
+        }
+        copy_commit();
+    }
+
+    __device__ void multiply_round(uint32_t a, uint32_t b) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        int m0 = warp / WARPS_N * (TILE_M / WARPS_M), n0 = warp % WARPS_N * (TILE_N / WARPS_N);
+#pragma unroll
+        for (int k = 0; k < TILE_K / 16; k++) {
+            uint32_t am[MS][4];
+#pragma unroll
+            for (int i = 0; i < MS; i++) {
+                load_matrices(am[i], a + swizzled(m0 + i * 16 + lane % 16, 2 * k + lane / 16));
+            }
+#pragma unroll
+            for (int j = 0; j < NS; j += 2) {
+                uint32_t bn[4]; /* two 8-column pieces: k low, k high of each */
+                load_matrices(bn, b + swizzled(n0 + j * 8 + lane / 16 * 8 + lane % 8,
+                                               2 * k + lane / 8 % 2));
+#pragma unroll
+                for (int i = 0; i < MS; i++) {
+                    multiply(acc[i][j], am[i], bn[0], bn[1]);
+                    multiply(acc[i][j + 1], am[i], bn[2], bn[3]);
+                }
+            }
+        }
+    }
+
+    /* acc = the tile's sums over `rounds` groups of 64 columns; shared holds 2 * STAGE bytes. A
+     * buffer is written again only after the barrier that follows its last reading. */
+    template <class Rows, class Columns>
+    __device__ void run(char *shared, const Rows &rows, const Columns &columns, int rounds) {
+#pragma unroll
+        for (int i = 0; i < MS; i++)
+#pragma unroll
+            for (int j = 0; j < NS; j++)
+#pragma unroll
+                for (int v = 0; v < 4; v++) acc[i][j][v] = 0;
+        const bf16 *row[PIECES];
+        find_rows(rows, row);
+        code_source source = find(columns);
+        codes next = load(source, 0);
+        copy_rows(shared_address(shared), row, rows.a, 0);
+        for (int round = 0; round < rounds; round++) {
+            char *stage = shared + round % 2 * STAGE;
+            store(stage + A_BYTES, next);
+            copy_wait<0>();
+            __syncthreads();
+            if (round + 1 < rounds) {
+                copy_rows(shared_address(shared + (round + 1) % 2 * STAGE), row, rows.a, round + 1);
+                next = load(source, round + 1);
+            }
+            multiply_round(shared_address(stage), shared_address(stage + A_BYTES));
+        }
+    }
+
+    /* Calls f(row of the tile, column of the tile, value, value of the next column). */
+    template <class F> __device__ void each(F f) const {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        int m0 = warp / WARPS_N * (TILE_M / WARPS_M), n0 = warp % WARPS_N * (TILE_N / WARPS_N);
+#pragma unroll
+        for (int i = 0; i < MS; i++)
+#pragma unroll
+            for (int j = 0; j < NS; j++) {
+                int m = m0 + i * 16 + lane / 4, n = n0 + j * 8 + lane % 4 * 2;
+                f(m, n, acc[i][j][0], acc[i][j][1]);
+                f(m + 8, n, acc[i][j][2], acc[i][j][3]);
+            }
+    }
+
+    /* The same for tiles of paired_columns: both products of output n and of the next. */
+    template <class F> __device__ void each_pair(F f) const {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        int m0 = warp / WARPS_N * (TILE_M / WARPS_M), n0 = warp % WARPS_N * (TILE_N / WARPS_N);
+#pragma unroll
+        for (int i = 0; i < MS; i++)
+#pragma unroll
+            for (int j = 0; j < NS; j += 2) {
+                int m = m0 + i * 16 + lane / 4, n = (n0 + j * 8) / 2 + lane % 4 * 2;
+                const float *g = acc[i][j], *u = acc[i][j + 1];
+                f(m, n, g[0], g[1], u[0], u[1]);
+                f(m + 8, n, g[2], g[3], u[2], u[3]);
+            }
+    }
+};
+
+#endif

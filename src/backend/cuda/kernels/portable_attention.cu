@@ -1,0 +1,340 @@
+/* Full attention: queries and keys normed and turned, keys and values stored, then softmax over the
+ * positions before: for a prompt with tensor cores, for decode steps over parts of the context. */
+#include "common.cuh"
+
+/* Positions (of the row's session) that row r of a step holds: slot r / rows_per_slot. */
+struct row_place {
+    const cuda_slot *slot;
+    int pos;
+};
+__device__ __forceinline__ row_place place_of(const cuda_slot *slots, int rows_per_slot, int r) {
+    row_place p = {slots + r / rows_per_slot, 0};
+    p.pos = p.slot->pos + r % rows_per_slot;
+    return p;
+}
+
+/* proj[r]: per query head its query and its gate, then keys, then values. Writes queries [r][Q_DIM]
+ * (float32) and this layer's rows of keys and values; the keys of proj are replaced by what is
+ * stored, before rounding. One warp a head; lane l holds dimensions l, l + 32, ...: both halves of a
+ * rotary pair. Grid: rows, block: any number of warps. */
+KERNEL attention_rows(float *proj, int width, const float *q_norm, const float *k_norm,
+                      const float *inv_freq, const cuda_slot *slots, int rows_per_slot, int layer,
+                      float *queries) {
+    enum { EACH = HEAD / 32, HALF = SHAPE_ROTARY_DIM / 2 };
+    static_assert(HALF == 32, "a lane holds both halves of a rotary pair");
+    int r = blockIdx.x, lane = threadIdx.x % 32;
+    row_place at = place_of(slots, rows_per_slot, r);
+    float *row = proj + (int64_t)r * width, sine, cosine;
+    sincosf((float)at.pos * inv_freq[lane], &sine, &cosine);
+    for (int h = threadIdx.x / 32; h < Q_HEADS + 2 * KV_HEADS; h += blockDim.x / 32) {
+        bool query = h < Q_HEADS, value = h >= Q_HEADS + KV_HEADS;
+        int kv = (h - Q_HEADS) % KV_HEADS;
+        float *from = query ? row + 2 * h * HEAD
+                            : row + 2 * Q_DIM + (value ? KV_DIM : 0) + kv * HEAD;
+        float v[EACH], sum = 0;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            v[j] = from[lane + 32 * j];
+            sum = fmaf(v[j], v[j], sum);
+        }
+        sum = warp_sum(sum);
+        if (!value) {
+            const float *weight = query ? q_norm : k_norm;
+            float scale = 1.0f / sqrtf(sum / HEAD + SHAPE_NORM_EPS);
+#pragma unroll
+            for (int j = 0; j < EACH; j++) v[j] *= scale * weight[lane + 32 * j];
+            float a = v[0], b = v[1];
+            v[0] = a * cosine - b * sine;
+            v[1] = b * cosine + a * sine;
+        }
+        if (query) {
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                queries[(int64_t)r * Q_DIM + h * HEAD + lane + 32 * j] = v[j];
+            }
+            continue;
+        }
+        int64_t first = (((int64_t)layer * KV_HEADS + kv) * at.slot->capacity + at.pos) * HEAD;
+        uint16_t *to = (value ? at.slot->values : at.slot->keys) + first;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            to[lane + 32 * j] = to_bf16(v[j]);
+            from[lane + 32 * j] = v[j];
+        }
+    }
+}
+
+/* ---- prompts --------------------------------------------------------------------------------- */
+
+/* A block takes TOKENS consecutive rows of one key head: TOKENS * KV_GROUP = 64 query rows, 16 of
+ * them a warp, and runs over the keys in tiles of SPAN positions on the absolute grid, so that a
+ * row's sums depend on its own position alone. The next tile is copied while one is multiplied. */
+enum { FLASH_THREADS = 128, QUERIES = 64, TOKENS = QUERIES / KV_GROUP, SPAN = 32 };
+enum { Q_BYTES = QUERIES * HEAD * 2, KV_BYTES = SPAN * HEAD * 2 };
+
+/* Byte of 16-byte piece p of row r in a tile of rows of 256 bf16. */
+__device__ __forceinline__ uint32_t wide_place(int r, int p) {
+    return (uint32_t)(r * HEAD * 2 + ((p ^ (r & 7)) * 16));
+}
+
+__device__ __forceinline__ void copy_span(uint32_t to, const bf16 *from, int first, int end) {
+    for (int i = threadIdx.x; i < SPAN * HEAD / 8; i += FLASH_THREADS) {
+        int r = i / (HEAD / 8), p = i % (HEAD / 8);
+        bool valid = first + r < end;
+        copy16(to + wide_place(r, p), from + (int64_t)(valid ? first + r : first) * HEAD + p * 8,
+               valid);
+    }
+}
+
+/* mix[r][h] = softmax(query . keys / sqrt(HEAD)) values * sigmoid(gate), float32 and bf16 (where
+ * given). proj[r] holds the gates. Grid: blocks of TOKENS rows in x, key heads in y. */
+KERNEL __launch_bounds__(FLASH_THREADS)
+    flash(const float *queries, const float *proj, int width, const cuda_slot *slots, int rows,
+          int layer, float *mix, bf16 *mix_bf) {
+    extern __shared__ __align__(128) char shared[];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int kv = blockIdx.y, r0 = ((int)gridDim.x - 1 - (int)blockIdx.x) * TOKENS; /* long ones first */
+    int pos0 = slots->pos + r0;
+    int64_t head = ((int64_t)layer * KV_HEADS + kv) * slots->capacity * HEAD;
+    const bf16 *keys = slots->keys + head, *values = slots->values + head;
+    uint32_t q = shared_address(shared), k = q + Q_BYTES, v = k + 2 * KV_BYTES;
+    int n = min(TOKENS, rows - r0), end = pos0 + n; /* positions that any row here sees */
+
+    /* Query row i of the tile: token i / KV_GROUP, head i % KV_GROUP. */
+    for (int i = threadIdx.x; i < QUERIES * HEAD / 8; i += FLASH_THREADS) {
+        int row = i / (HEAD / 8), p = i % (HEAD / 8), t = row / KV_GROUP;
+        uint4 packed = make_uint4(0, 0, 0, 0);
+        if (t < n) {
+            const float4 *from = (const float4 *)(queries + (int64_t)(r0 + t) * Q_DIM +
+                                                  (kv * KV_GROUP + row % KV_GROUP) * HEAD + p * 8);
+            float4 a = from[0], b = from[1];
+            packed = make_uint4(bf16_pair(a.x, a.y), bf16_pair(a.z, a.w), bf16_pair(b.x, b.y),
+                                bf16_pair(b.z, b.w));
+        }
+        *(uint4 *)(shared + wide_place(row, p)) = packed;
+    }
+    copy_span(k, keys, 0, end);
+    copy_span(v, values, 0, end);
+    copy_commit();
+
+    float out[HEAD / 8][4], top[2], total[2] = {};
+#pragma unroll
+    for (int i = 0; i < HEAD / 8; i++) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0;
+    top[0] = top[1] = -INFINITY;
+    int own = warp * 16 + lane / 4; /* and 8 further down */
+    int last[2] = {pos0 + own / KV_GROUP, pos0 + (own + 8) / KV_GROUP}; /* position a row sees */
+    int spans = (end + SPAN - 1) / SPAN;
+    const float scale = rsqrtf((float)HEAD) * 1.44269504f; /* exponentials are powers of two */
+
+    for (int span = 0; span < spans; span++) {
+        uint32_t kt = k + span % 2 * KV_BYTES, vt = v + span % 2 * KV_BYTES;
+        copy_wait<0>();
+        __syncthreads(); /* this tile is here, the other one has been read */
+        if (span + 1 < spans) {
+            copy_span(k + (span + 1) % 2 * KV_BYTES, keys, (span + 1) * SPAN, end);
+            copy_span(v + (span + 1) % 2 * KV_BYTES, values, (span + 1) * SPAN, end);
+            copy_commit();
+        }
+        float s[SPAN / 8][4] = {};
+#pragma unroll
+        for (int d = 0; d < HEAD / 16; d++) {
+            uint32_t a[4];
+            load_matrices(a, q + wide_place(warp * 16 + lane % 16, 2 * d + lane / 16));
+#pragma unroll
+            for (int j = 0; j < SPAN / 8; j += 2) {
+                uint32_t b[4];
+                load_matrices(b, kt + wide_place(j * 8 + lane / 16 * 8 + lane % 8,
+                                                 2 * d + lane / 8 % 2));
+                multiply(s[j], a, b[0], b[1]);
+                multiply(s[j + 1], a, b[2], b[3]);
+            }
+        }
+        uint32_t probability[SPAN / 8][2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float most = top[half];
+#pragma unroll
+            for (int j = 0; j < SPAN / 8; j++)
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    float &x = s[j][2 * half + c];
+                    int pos = span * SPAN + j * 8 + lane % 4 * 2 + c;
+                    x = pos <= last[half] ? x * scale : -INFINITY;
+                    most = fmaxf(most, x);
+                }
+            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+            float fade = exp2f(top[half] - most), sum = 0; /* position 0 is seen by every row */
+            top[half] = most;
+#pragma unroll
+            for (int j = 0; j < SPAN / 8; j++) {
+                float a = exp2f(s[j][2 * half] - most), b = exp2f(s[j][2 * half + 1] - most);
+                sum += a + b;
+                probability[j][half] = bf16_pair(a, b);
+            }
+            total[half] = total[half] * fade + sum;
+            if (fade != 1.0f) { /* of the whole quad at once */
+#pragma unroll
+                for (int i = 0; i < HEAD / 8; i++) {
+                    out[i][2 * half] *= fade;
+                    out[i][2 * half + 1] *= fade;
+                }
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < SPAN / 16; t++) {
+            uint32_t a[4] = {probability[2 * t][0], probability[2 * t][1],
+                             probability[2 * t + 1][0], probability[2 * t + 1][1]};
+#pragma unroll
+            for (int d = 0; d < HEAD / 8; d += 2) {
+                uint32_t b[4];
+                load_matrices_transposed(b, vt + wide_place(t * 16 + lane % 16, d + lane / 16));
+                multiply(out[d], a, b[0], b[1]);
+                multiply(out[d + 1], a, b[2], b[3]);
+            }
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = total[half];
+        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        int row = own + half * 8, t = row / KV_GROUP, h = kv * KV_GROUP + row % KV_GROUP;
+        if (t >= n) continue;
+        const float *gate = proj + (int64_t)(r0 + t) * width + (2 * h + 1) * HEAD;
+#pragma unroll
+        for (int i = 0; i < HEAD / 8; i++) {
+            int d = i * 8 + lane % 4 * 2;
+            float a = out[i][2 * half] / sum * sigmoid(gate[d]);
+            float b = out[i][2 * half + 1] / sum * sigmoid(gate[d + 1]);
+            int64_t at = (int64_t)(r0 + t) * Q_DIM + h * HEAD + d;
+            if (mix) *(float2 *)(mix + at) = make_float2(a, b);
+            if (mix_bf) *(uint32_t *)(mix_bf + at) = bf16_pair(a, b);
+        }
+    }
+}
+
+/* ---- decode ---------------------------------------------------------------------------------- */
+
+/* A block takes one slot, one key head and one part of the context, 64 positions at a time: scores
+ * (a warp a position), then each thread one dimension of the values for all eight query heads. What
+ * a part holds depends on the position alone. */
+enum { PART_THREADS = 256, BLOCK = 64, MAX_PARTS = 128 };
+static_assert(PART_THREADS == HEAD, "a thread a dimension");
+
+/* Positions of one part. */
+__device__ __forceinline__ int part_length(int positions) {
+    int blocks = (positions + BLOCK - 1) / BLOCK;
+    int least = 4, each = (blocks + MAX_PARTS - 1) / MAX_PARTS;
+    return (each > least ? each : least) * BLOCK;
+}
+
+/* partial [slot][KV_HEADS][MAX_PARTS][KV_GROUP][HEAD + 2]: weighted values, largest score, sum.
+ * Grid: MAX_PARTS (or as many as the longest slot has) in x, key heads in y, slots in z. */
+KERNEL __launch_bounds__(PART_THREADS)
+    attention_part(const float *queries, const cuda_slot *slots, int layer, float *partial) {
+    __shared__ float q[KV_GROUP][HEAD], score[KV_GROUP][BLOCK];
+    int part = blockIdx.x, kv = blockIdx.y, slot = blockIdx.z, tid = threadIdx.x;
+    int lane = tid % 32, warp = tid / 32;
+    const cuda_slot &s = slots[slot];
+    int positions = s.pos + 1, length = part_length(positions);
+    int first = part * length, end = min(first + length, positions);
+    if (first >= positions) return;
+    int64_t head = ((int64_t)layer * KV_HEADS + kv) * s.capacity * HEAD;
+    const bf16 *keys = s.keys + head, *values = s.values + head;
+    for (int i = tid; i < KV_GROUP * HEAD; i += PART_THREADS) {
+        q[i / HEAD][i % HEAD] =
+            queries[(int64_t)slot * Q_DIM + kv * KV_GROUP * HEAD + i] * (1.0f / 16.0f);
+    }
+    static_assert(HEAD == 256, "1 / sqrt(HEAD)");
+    __syncthreads();
+    float out[KV_GROUP] = {}, top[KV_GROUP], total[KV_GROUP] = {};
+#pragma unroll
+    for (int h = 0; h < KV_GROUP; h++) top[h] = -INFINITY;
+    for (int from = first; from < end; from += BLOCK) {
+        int n = min(BLOCK, end - from);
+        for (int t = warp; t < n; t += PART_THREADS / 32) {
+            uint4 packed = __ldg((const uint4 *)(keys + (int64_t)(from + t) * HEAD) + lane);
+            const uint32_t w[4] = {packed.x, packed.y, packed.z, packed.w};
+            float k[8];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                k[2 * i] = __uint_as_float(w[i] << 16);
+                k[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+            }
+#pragma unroll
+            for (int h = 0; h < KV_GROUP; h++) {
+                const float4 *row = (const float4 *)&q[h][lane * 8];
+                float4 a = row[0], b = row[1];
+                float dot = a.x * k[0];
+                dot = fmaf(a.y, k[1], dot), dot = fmaf(a.z, k[2], dot), dot = fmaf(a.w, k[3], dot);
+                dot = fmaf(b.x, k[4], dot), dot = fmaf(b.y, k[5], dot), dot = fmaf(b.z, k[6], dot);
+                dot = warp_sum(fmaf(b.w, k[7], dot));
+                if (lane == 0) score[h][t] = dot;
+            }
+        }
+        __syncthreads();
+        float fade[KV_GROUP];
+#pragma unroll
+        for (int h = 0; h < KV_GROUP; h++) {
+            float most = top[h];
+            for (int t = 0; t < n; t++) most = fmaxf(most, score[h][t]);
+            fade[h] = expf(top[h] - most);
+            top[h] = most;
+        }
+        __syncthreads(); /* scores become weights, once for all threads */
+        for (int i = tid; i < KV_GROUP * BLOCK; i += PART_THREADS) {
+            int h = i / BLOCK, t = i % BLOCK;
+            float most = 0;
+#pragma unroll
+            for (int g = 0; g < KV_GROUP; g++) most = g == h ? top[g] : most;
+            if (t < n) score[h][t] = expf(score[h][t] - most);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int h = 0; h < KV_GROUP; h++) {
+            out[h] *= fade[h];
+            total[h] *= fade[h];
+        }
+        for (int t = 0; t < n; t++) {
+            float v = bf16_float(values[(int64_t)(from + t) * HEAD + tid]);
+#pragma unroll
+            for (int h = 0; h < KV_GROUP; h++) {
+                out[h] = fmaf(score[h][t], v, out[h]);
+                total[h] += score[h][t];
+            }
+        }
+        __syncthreads();
+    }
+    float *to = partial + (((int64_t)slot * KV_HEADS + kv) * MAX_PARTS + part) * KV_GROUP *
+                              (HEAD + 2);
+#pragma unroll
+    for (int h = 0; h < KV_GROUP; h++) {
+        to[h * (HEAD + 2) + tid] = out[h];
+        if (tid == 0) {
+            to[h * (HEAD + 2) + HEAD] = top[h];
+            to[h * (HEAD + 2) + HEAD + 1] = total[h];
+        }
+    }
+}
+
+/* mix[slot][h] from the parts, times sigmoid(gate). Grid: query heads in x, slots in y. */
+KERNEL __launch_bounds__(PART_THREADS)
+    attention_join(const float *partial, const float *proj, int width, const cuda_slot *slots,
+                   float *mix) {
+    int h = blockIdx.x, slot = blockIdx.y, d = threadIdx.x;
+    int positions = slots[slot].pos + 1, length = part_length(positions);
+    int parts = (positions + length - 1) / length;
+    int64_t stride = KV_GROUP * (HEAD + 2);
+    const float *from = partial + ((int64_t)slot * KV_HEADS + h / KV_GROUP) * MAX_PARTS * stride +
+                        h % KV_GROUP * (HEAD + 2);
+    float top = -INFINITY, sum = 0, out = 0;
+    for (int p = 0; p < parts; p++) top = fmaxf(top, from[p * stride + HEAD]);
+    for (int p = 0; p < parts; p++) {
+        float weight = expf(from[p * stride + HEAD] - top);
+        sum = fmaf(weight, from[p * stride + HEAD + 1], sum);
+        out = fmaf(weight, from[p * stride + d], out);
+    }
+    float gate = proj[(int64_t)slot * width + (2 * h + 1) * HEAD + d];
+    mix[(int64_t)slot * Q_DIM + h * HEAD + d] = out / sum * sigmoid(gate);
+}

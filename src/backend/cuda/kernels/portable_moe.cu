@@ -1,0 +1,114 @@
+/* Routing, on the device from scores to the block map of the grouped products, and the sum of what
+ * the experts give. */
+#include "common.cuh"
+
+/* routing[r] = the TOP_K largest of scores[r][0 .. EXPERTS), ids in descending order (ties to the
+ * lower id), then their softmax, which equals the share of each among the chosen. One warp a row;
+ * lane l holds experts l, l + 32, ... */
+KERNEL route(const float *scores, float *routing, int rows) {
+    enum { EACH = (EXPERTS + 31) / 32 };
+    int r = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if (r >= rows) return;
+    float v[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int e = lane + 32 * i;
+        v[i] = e < EXPERTS ? scores[(int64_t)r * (EXPERTS + 1) + e] : -INFINITY;
+        if (isnan(v[i])) v[i] = -INFINITY; /* ids stay valid; the step is reported as not finite */
+    }
+    uint32_t taken = 0;
+    float chosen = 0, top = 0;
+    int id = 0;
+    for (int j = 0; j < TOP_K; j++) {
+        float best = -INFINITY;
+        int at = INT32_MAX;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int e = lane + 32 * i;
+            bool free = e < EXPERTS && !(taken >> i & 1);
+            if (free && (v[i] > best || at == INT32_MAX)) best = v[i], at = e;
+        }
+#pragma unroll
+        for (int step = 16; step; step /= 2) {
+            float other = __shfl_xor_sync(ALL_LANES, best, step);
+            int other_at = __shfl_xor_sync(ALL_LANES, at, step);
+            bool better = other_at != INT32_MAX &&
+                          (at == INT32_MAX || other > best || (other == best && other_at < at));
+            if (better) best = other, at = other_at;
+        }
+        if (at % 32 == lane) taken |= 1u << (at / 32);
+        if (j == 0) top = best;
+        if (lane == j) chosen = best, id = at;
+    }
+    float weight = lane < TOP_K ? expf(chosen - top) : 0.0f;
+    float sum = warp_sum(weight);
+    if (lane < TOP_K) {
+        routing[(int64_t)r * 2 * TOP_K + lane] = (float)id;
+        routing[(int64_t)r * 2 * TOP_K + TOP_K + lane] = weight / sum;
+    }
+}
+
+/* Sorts pairs row * TOP_K + choice by expert: begin[EXPERTS + 1], pairs[rows * TOP_K], and its
+ * inverse places; then the blocks of `height` pairs (device.h, cuda_groups). One block. */
+enum { GROUP_THREADS = 1024 };
+static_assert(EXPERTS <= GROUP_THREADS, "a thread an expert");
+KERNEL __launch_bounds__(GROUP_THREADS)
+    group(const float *routing, int rows, int height, int32_t *begin, int32_t *blocks,
+          int32_t *n_blocks, int32_t *pairs, int32_t *places) {
+    __shared__ int count[EXPERTS], first[EXPERTS], first_block[EXPERTS];
+    int tid = threadIdx.x, n = rows * TOP_K;
+    if (tid < EXPERTS) count[tid] = 0;
+    __syncthreads();
+    auto expert = [&](int pair) {
+        return (int)routing[(int64_t)(pair / TOP_K) * 2 * TOP_K + pair % TOP_K];
+    };
+    for (int p = tid; p < n; p += GROUP_THREADS) atomicAdd(&count[expert(p)], 1);
+    __syncthreads();
+    if (tid == 0) {
+        int sum = 0, sum_blocks = 0;
+        for (int e = 0; e < EXPERTS; e++) {
+            first[e] = sum;
+            first_block[e] = sum_blocks;
+            sum += count[e];
+            sum_blocks += (count[e] + height - 1) / height;
+        }
+        *n_blocks = sum_blocks;
+        begin[EXPERTS] = sum;
+    }
+    __syncthreads();
+    if (tid < EXPERTS) {
+        begin[tid] = first[tid];
+        int own = (count[tid] + height - 1) / height;
+        for (int b = 0; b < own; b++) blocks[first_block[tid] + b] = tid << 16 | b;
+    }
+    __syncthreads();
+    /* Which place of its group a pair gets may differ from run to run; no value depends on it. */
+    for (int p = tid; p < n; p += GROUP_THREADS) {
+        int place = atomicAdd(&first[expert(p)], 1);
+        pairs[place] = p;
+        places[p] = place;
+    }
+}
+
+/* x[r] += sum over choices of weight * out[place] (in order of choice) + sigmoid(gate) * shared[r];
+ * both parts also to experts_trace and shared_trace where given. Grid: rows. */
+KERNEL combine(const float *out, const int32_t *places, const float *routing, const float *scores,
+               const float *shared, float *x, float *experts_trace, float *shared_trace) {
+    int64_t r = blockIdx.x;
+    __shared__ int place[TOP_K];
+    __shared__ float weight[TOP_K];
+    if (threadIdx.x < TOP_K) {
+        place[threadIdx.x] = places[r * TOP_K + threadIdx.x];
+        weight[threadIdx.x] = routing[r * 2 * TOP_K + TOP_K + threadIdx.x];
+    }
+    __syncthreads();
+    float gate = sigmoid(scores[r * (EXPERTS + 1) + EXPERTS]);
+    for (int i = threadIdx.x; i < H; i += blockDim.x) {
+        float sum = 0, always = gate * shared[r * H + i];
+#pragma unroll
+        for (int j = 0; j < TOP_K; j++) sum = fmaf(weight[j], out[(int64_t)place[j] * H + i], sum);
+        if (experts_trace) experts_trace[r * H + i] = sum;
+        if (shared_trace) shared_trace[r * H + i] = always;
+        x[r * H + i] += sum + always;
+    }
+}

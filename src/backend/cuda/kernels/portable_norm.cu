@@ -1,0 +1,48 @@
+/* Embedding rows, the residual stream and its norms. */
+#include "common.cuh"
+
+/* Row r of the embedding: of token ids[r], or, without ids, of slot r's own (its input, or the token
+ * it sampled last). */
+KERNEL embed(cuda_mat table, const int32_t *ids, const cuda_slot *slots, float *x) {
+    int r = blockIdx.x, token;
+    if (ids) {
+        token = ids[r];
+    } else {
+        token = slots[r].input;
+        if (token < 0) token = *slots[r].token;
+    }
+    for (int i = threadIdx.x; i < H; i += blockDim.x) {
+        x[(int64_t)r * H + i] = mat_value(table, token, i);
+    }
+}
+
+/* x[r] += add[r] (where add is given); normed = x / sqrt(mean(x^2) + eps) * weight, as float32 and
+ * bf16 (each where given). Row r of the output is row r * stride + first of x. One block a row. */
+KERNEL rms_norm(float *x, const float *add, const float *weight, float *normed, bf16 *normed_bf,
+            int first) {
+    int64_t from = ((int64_t)blockIdx.x + first) * H, to = (int64_t)blockIdx.x * H;
+    float sum = 0;
+    for (int i = threadIdx.x; i < H; i += blockDim.x) {
+        float v = x[from + i];
+        if (add) {
+            v += add[from + i];
+            x[from + i] = v;
+        }
+        sum = fmaf(v, v, sum);
+    }
+    sum = block_sum(sum);
+    float scale = 1.0f / sqrtf(sum / H + SHAPE_NORM_EPS);
+    for (int i = threadIdx.x; i < H; i += blockDim.x) {
+        float v = x[from + i] * scale * weight[i];
+        if (normed) normed[to + i] = v;
+        if (normed_bf) normed_bf[to + i] = to_bf16(v);
+    }
+}
+
+/* flags[b / per_flag] = 0 when any of x[n] of block b is NaN or infinite. */
+KERNEL check_finite(const float *x, int64_t n, int per_flag, int32_t *flags) {
+    bool bad = false;
+    const float *row = x + (int64_t)blockIdx.x * n;
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) bad |= !isfinite(row[i]);
+    if (__syncthreads_or(bad) && threadIdx.x == 0) flags[blockIdx.x / per_flag] = 0;
+}

@@ -1,0 +1,3 @@
+#include "backend/cuda/cuda.h"
+
+const struct cuda_path *const cuda_paths[] = {&cuda_path_portable, NULL};

@@ -1,0 +1,140 @@
+/* A chunk of a prompt: its tokens through all layers at once. The state is read from one buffer and
+ * written to the other, as by a decode step. */
+#include <string.h>
+
+#include "backend/cuda/cuda.h"
+
+void cuda_slot_of(const struct backend_session *s, struct cuda_slot *out) {
+    int now = s->parity, next = s->parity ^ 1;
+    *out = (struct cuda_slot){.state_in = s->state[now],
+                              .state_out = s->state[next],
+                              .conv_in = s->conv[now],
+                              .conv_out = s->conv[next],
+                              .keys = s->keys,
+                              .values = s->values,
+                              .token = s->token,
+                              .counts = s->counts,
+                              .pos = s->position,
+                              .capacity = s->capacity};
+}
+
+static int check_prompt(const struct backend_session *s, const struct prefill_step *step, int32_t n,
+                        lily_err *err) {
+    const struct backend_model *m = s->model;
+    int32_t vocab = model_shape(m)->vocab;
+    if (m->n_steps) {
+        return ERR(err, LILY_EBUSY,
+                   "prefill: found a decode step in flight, expected none; wait "
+                   "for it");
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (step->ids[i] >= 0 && step->ids[i] < vocab) continue;
+        return ERR(err, LILY_EINVAL,
+                   "token: found id %d, expected 0 to %d; tokenize with this checkpoint's "
+                   "tokenizer",
+                   step->ids[i], vocab - 1);
+    }
+    return LILY_OK;
+}
+
+/* Queues what the kernels read: tokens, the slot, a flag that says finite. */
+static int send(struct backend_session *s, const int32_t *ids, int32_t n, lily_err *err) {
+    struct backend_model *m = s->model;
+    const struct cuda_driver *d = m->d;
+    size_t bytes = (size_t)n * sizeof *ids;
+    CUdeviceptr flag = m->x.finite + (size_t)m->options.max_sessions * sizeof(int32_t);
+    memcpy(m->prompt_ids, ids, bytes);
+    cuda_slot_of(s, m->prompt_slot);
+    CUresult r = d->to_device(m->x.ids, m->prompt_ids, bytes, m->stream);
+    if (r == 0) {
+        r = d->to_device(m->prompt_slot_device, m->prompt_slot, sizeof *m->prompt_slot, m->stream);
+    }
+    if (r == 0) r = d->fill8(flag, 1, sizeof(int32_t), m->stream);
+    return cuda_check(d, r, "prompt", err);
+}
+
+/* Logits of rows [first, first + n) of the chunk to out. */
+static int head(struct backend_model *m, const struct cuda_run *run, int32_t first, int32_t n,
+                float *out, lily_err *err) {
+    int32_t vocab = model_shape(m)->vocab, flag = m->options.max_sessions;
+    for (int32_t at = 0; at < n; at += CUDA_HEAD_ROWS) {
+        int32_t part = n - at < CUDA_HEAD_ROWS ? n - at : CUDA_HEAD_ROWS;
+        size_t row = (size_t)vocab * sizeof(float);
+        int rc = cuda_run_head(m, run, first + at, part, err);
+        if (rc == LILY_OK) rc = cuda_check_rows(m, m->x.logits, part, vocab, part, flag, err);
+        if (rc != LILY_OK) return rc;
+        CUresult r = m->d->to_host(out + (size_t)at * (size_t)vocab, m->x.logits,
+                                   (size_t)part * row, m->stream);
+        rc = cuda_check(m->d, r, "logits", err);
+        if (rc == LILY_OK) rc = cuda_check(m->d, m->d->stream_wait(m->stream), "logits", err);
+        if (rc != LILY_OK) return rc;
+    }
+    return LILY_OK;
+}
+
+/* Queues the chunk and waits for it. */
+static int run_chunk(struct backend_session *s, const struct prefill_step *step, int32_t n,
+                     lily_err *err) {
+    struct backend_model *m = s->model;
+    const struct cuda_driver *d = m->d;
+    int32_t flag = m->options.max_sessions, hidden = model_shape(m)->hidden;
+    struct cuda_run run = {.slots = m->prompt_slot,
+                           .slots_device = m->prompt_slot_device,
+                           .n_slots = 1,
+                           .rows_per_slot = n,
+                           .prompt = true};
+    int rc = send(s, step->ids, n, err);
+    if (rc == LILY_OK) rc = cuda_run_layers(m, &run, err);
+    if (rc == LILY_OK) rc = cuda_check_rows(m, m->x.x, n, hidden, n, flag, err);
+    if (rc == LILY_OK && step->all_logits) rc = head(m, &run, 0, n, step->all_logits, err);
+    if (rc == LILY_OK && step->logits && n == step->n && !step->all_logits) {
+        rc = head(m, &run, n - 1, 1, step->logits, err);
+    }
+    if (rc != LILY_OK) return rc;
+    CUdeviceptr finite = m->x.finite + (size_t)flag * sizeof(int32_t);
+    CUresult r = d->to_host(m->prompt_finite, finite, sizeof(int32_t), m->stream);
+    if (r == 0) r = d->stream_wait(m->stream);
+    return cuda_check(d, r, "prompt", err);
+}
+
+static int32_t smaller(int32_t a, int32_t b) {
+    return a < b ? a : b;
+}
+
+/* One chunk, ending on the grid of state checkpoints unless the prompt ends before. */
+int cuda_prefill(struct backend_session *s, struct prefill_step *step, lily_err *err) {
+    struct backend_model *m = s->model;
+    step->done = 0;
+    if (step->n < 1) {
+        return ERR(err, LILY_EINVAL, "prefill: found %d tokens, expected at least 1", step->n);
+    }
+    if (s->position >= s->context) {
+        return ERR(err, LILY_ECONTEXT,
+                   "session: found %d tokens, expected fewer than its context of %d; start a "
+                   "session with a larger context",
+                   s->position, s->context);
+    }
+    int32_t n = smaller(step->n, m->rows - s->position % BACKEND_GRID);
+    n = smaller(n, s->context - s->position);
+    int rc = check_prompt(s, step, n, err);
+    if (rc == LILY_OK) rc = cuda_enter(m, err);
+    if (rc == LILY_OK) rc = run_chunk(s, step, n, err);
+    if (rc != LILY_OK) return rc;
+    size_t vocab = (size_t)model_shape(m)->vocab;
+    if (step->all_logits && step->logits && n == step->n) {
+        memcpy(step->logits, step->all_logits + (size_t)(n - 1) * vocab, vocab * sizeof(float));
+    }
+    int32_t first = s->position;
+    s->parity ^= 1;
+    s->position += n;
+    s->kv_rows = s->position; /* later rows, if any, belonged to another continuation */
+    s->can_rewind = s->sampled = false;
+    if (!*m->prompt_finite) {
+        return ERR(err, LILY_ENUMERIC,
+                   "positions %d to %d: found non-finite values, expected finite numbers; reset "
+                   "the session, and check the checkpoint if this repeats",
+                   first, s->position - 1);
+    }
+    step->done = n;
+    return LILY_OK;
+}

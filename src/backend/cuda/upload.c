@@ -1,0 +1,444 @@
+/* The weights in device memory: one allocation (the arena) whose layout is walked twice, first to
+ * add it up, then to place it. What is to be copied is a list of pieces in ascending order of their
+ * place, so that the arena can be filled in equal chunks: several threads gather a chunk's pieces
+ * from the mapped checkpoint into pinned memory and send it while they gather the next. */
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "backend/cuda/cuda.h"
+
+enum {
+    CHUNK_BYTES = 4 << 20,
+    MAX_THREADS = 12,
+    BUFFERS = 2 /* of a thread: one is filled while the other is sent */
+};
+
+struct piece {
+    size_t at; /* in the arena */
+    const void *from;
+    size_t bytes;
+};
+
+struct plan {
+    struct backend_model *m;
+    CUdeviceptr base; /* 0 in the first walk */
+    size_t used;
+    struct piece *pieces; /* second walk */
+    size_t n, room;
+    void **owned; /* values made here: widened codes, decay rates */
+    size_t n_owned;
+    bool failed; /* out of host memory */
+};
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static int check_mat(const struct mat *m, const char *name, int32_t layer, lily_err *err) {
+    if (m->bits == 4 || m->bits == 8) return LILY_OK;
+    return ERR(err, LILY_EMODEL,
+               "layer %d %s: found %d-bit weights, expected 4 or 8; let the loader quantise the "
+               "checkpoint (lily pack), or use the reference backend",
+               layer, name, m->bits);
+}
+
+static int check_alike(const struct mat *m, int32_t n, const char *name, int32_t layer,
+                       lily_err *err) {
+    int rc = LILY_OK;
+    for (int32_t e = 0; e < n && rc == LILY_OK; e++) {
+        rc = check_mat(&m[e], name, layer, err);
+        if (rc == LILY_OK && m[e].bits != m[0].bits) {
+            rc = ERR(err, LILY_EMODEL,
+                     "layer %d %s: found experts of %d and %d bits, expected one width; quantise "
+                     "them alike",
+                     layer, name, m[0].bits, m[e].bits);
+        }
+    }
+    return rc;
+}
+
+static int check_layer(const struct weights *w, int32_t l, lily_err *err) {
+    const struct moe_weights *e = &w->layer[l].moe;
+    const struct attention_weights *a = &w->layer[l].attention;
+    const struct deltanet_weights *d = &w->layer[l].deltanet;
+    struct {
+        const struct mat *mat;
+        const char *name;
+    } all[] = {{&e->router, "router"},
+               {&e->shared_gate, "shared expert gate"},
+               {&e->shared_gate_proj, "shared gate_proj"},
+               {&e->shared_up_proj, "shared up_proj"},
+               {&e->shared_down_proj, "shared down_proj"},
+               {&a->q_proj, "q_proj"},
+               {&a->k_proj, "k_proj"},
+               {&a->v_proj, "v_proj"},
+               {&a->o_proj, "o_proj"},
+               {&d->in_proj_qkv, "in_proj_qkv"},
+               {&d->in_proj_z, "in_proj_z"},
+               {&d->in_proj_b, "in_proj_b"},
+               {&d->in_proj_a, "in_proj_a"},
+               {&d->out_proj, "out_proj"}};
+    size_t first_mixer = 5, first_gdn = 9, end = sizeof all / sizeof *all;
+    bool full = shape_is_attention(w->shape, l);
+    int rc = LILY_OK;
+    for (size_t i = 0; i < end && rc == LILY_OK; i++) {
+        bool absent = full ? i >= first_gdn : i >= first_mixer && i < first_gdn;
+        if (!absent) rc = check_mat(all[i].mat, all[i].name, l, err);
+    }
+    int32_t n = w->shape->experts;
+    if (rc == LILY_OK) rc = check_alike(e->gate, n, "expert gate_proj", l, err);
+    if (rc == LILY_OK) rc = check_alike(e->up, n, "expert up_proj", l, err);
+    return rc == LILY_OK ? check_alike(e->down, n, "expert down_proj", l, err) : rc;
+}
+
+int cuda_check_weights(const struct weights *w, lily_err *err) {
+    int rc = check_mat(&w->embed, "embedding", -1, err);
+    if (rc == LILY_OK) rc = check_mat(&w->lm_head, "lm_head", -1, err);
+    for (int32_t l = 0; l < w->layers && rc == LILY_OK; l++) rc = check_layer(w, l, err);
+    return rc;
+}
+
+/* ---- the walk -------------------------------------------------------------------------------- */
+
+/* Room for bytes at the next aligned place; the place as an address. */
+static CUdeviceptr room_for(struct plan *p, size_t bytes) {
+    size_t at = p->used;
+    p->used += (bytes + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
+    return p->base + at;
+}
+
+/* Notes that bytes from `from` belong at an address of the arena; addresses rise from call to call.
+ */
+static void copy_to(struct plan *p, CUdeviceptr to, const void *from, size_t bytes) {
+    if (!p->base || p->failed) return;
+    if (p->n == p->room) {
+        size_t room = p->room ? 2 * p->room : 1024;
+        struct piece *grown = realloc(p->pieces, room * sizeof *grown);
+        if (!grown) {
+            p->failed = true;
+            return;
+        }
+        p->pieces = grown;
+        p->room = room;
+    }
+    p->pieces[p->n++] = (struct piece){(size_t)(to - p->base), from, bytes};
+}
+
+/* Memory for values made here, freed after the upload; NULL in the first walk or without memory. */
+static void *made(struct plan *p, size_t bytes) {
+    if (!p->base || p->failed) return NULL;
+    void **grown = realloc(p->owned, (p->n_owned + 1) * sizeof *grown);
+    void *values = malloc(bytes);
+    if (grown) p->owned = grown;
+    if (grown && values) return p->owned[p->n_owned++] = values;
+    free(values);
+    p->failed = true;
+    return NULL;
+}
+
+/* 4-bit codes as bytes: the same values with the same scales and biases. */
+static const uint8_t *widened(struct plan *p, const struct mat *m) {
+    size_t bytes = (size_t)m->rows * mat_row_bytes(m);
+    uint8_t *wide = made(p, 2 * bytes);
+    for (size_t i = 0; wide && i < bytes; i++) {
+        wide[2 * i] = m->data[i] & 15;
+        wide[2 * i + 1] = m->data[i] >> 4;
+    }
+    return wide;
+}
+
+/* Matrices of the same input, one below the other. */
+static struct cuda_mat place_tall(struct plan *p, const struct mat *const *mats, size_t n) {
+    struct cuda_mat out = {.cols = mats[0]->cols, .bits = 4};
+    for (size_t i = 0; i < n; i++) {
+        out.rows += mats[i]->rows;
+        if (mats[i]->bits > out.bits) out.bits = mats[i]->bits;
+    }
+    size_t row = (size_t)out.cols * (size_t)out.bits / 8, groups = (size_t)out.cols / 64;
+    out.codes = room_for(p, (size_t)out.rows * row);
+    out.scales = room_for(p, (size_t)out.rows * groups * 2);
+    out.biases = room_for(p, (size_t)out.rows * groups * 2);
+    size_t at = 0;
+    for (size_t i = 0; i < n && p->base; i++) {
+        bool narrow = mats[i]->bits < out.bits;
+        const uint8_t *codes = narrow ? widened(p, mats[i]) : mats[i]->data;
+        copy_to(p, out.codes + at * row, codes, (size_t)mats[i]->rows * row);
+        at += (size_t)mats[i]->rows;
+    }
+    for (size_t part = 0; part < 2; part++) {
+        CUdeviceptr to = part ? out.biases : out.scales;
+        for (size_t i = 0; i < n; i++) {
+            size_t bytes = (size_t)mats[i]->rows * groups * 2;
+            copy_to(p, to, part ? mats[i]->biases : mats[i]->scales, bytes);
+            to += bytes;
+        }
+    }
+    return out;
+}
+
+static struct cuda_mat place_mat(struct plan *p, const struct mat *m) {
+    return place_tall(p, &m, 1);
+}
+
+/* [n] matrices in an array, as one tall one. */
+static struct cuda_mat place_experts(struct plan *p, const struct mat *m, int32_t n) {
+    const struct mat *all[512] = {NULL};
+    if (n > 512) n = 512; /* cuda_open refuses such a shape */
+    for (int32_t i = 0; i < n; i++) all[i] = &m[i];
+    return place_tall(p, all, (size_t)n);
+}
+
+static CUdeviceptr place_floats(struct plan *p, const float *from, int32_t n) {
+    size_t bytes = (size_t)n * sizeof(float);
+    CUdeviceptr to = room_for(p, bytes);
+    copy_to(p, to, from, bytes);
+    return to;
+}
+
+static CUdeviceptr place_decay_rates(struct plan *p, const float *a_log, int32_t n) {
+    float *rate = made(p, (size_t)n * sizeof *rate);
+    for (int32_t i = 0; rate && i < n; i++) rate[i] = expf(a_log[i]);
+    return place_floats(p, rate, n);
+}
+
+static struct cuda_layer place_layer(struct plan *p, int32_t l) {
+    const struct weights *w = p->m->w;
+    const struct shape *s = w->shape;
+    const struct layer_weights *from = &w->layer[l];
+    const struct attention_weights *a = &from->attention;
+    const struct deltanet_weights *d = &from->deltanet;
+    const struct moe_weights *e = &from->moe;
+    struct cuda_layer out = {0};
+    out.input_norm = place_floats(p, from->input_norm, s->hidden);
+    out.post_norm = place_floats(p, from->post_norm, s->hidden);
+    if (shape_is_attention(s, l)) {
+        out.qkv = place_tall(p, (const struct mat *[]){&a->q_proj, &a->k_proj, &a->v_proj}, 3);
+        out.o = place_mat(p, &a->o_proj);
+        out.q_norm = place_floats(p, a->q_norm, s->head_dim);
+        out.k_norm = place_floats(p, a->k_norm, s->head_dim);
+    } else {
+        out.qkvz = place_tall(p, (const struct mat *[]){&d->in_proj_qkv, &d->in_proj_z}, 2);
+        out.ba = place_tall(p, (const struct mat *[]){&d->in_proj_b, &d->in_proj_a}, 2);
+        out.out = place_mat(p, &d->out_proj);
+        out.conv = place_floats(p, d->conv, s->conv_taps * s->conv_dim);
+        out.decay_rate = place_decay_rates(p, d->a_log, s->gdn_v_heads);
+        out.dt_bias = place_floats(p, d->dt_bias, s->gdn_v_heads);
+        out.gdn_norm = place_floats(p, d->norm, s->gdn_head_dim);
+    }
+    out.router = place_tall(p, (const struct mat *[]){&e->router, &e->shared_gate}, 2);
+    out.gate = place_experts(p, e->gate, s->experts);
+    out.up = place_experts(p, e->up, s->experts);
+    out.down = place_experts(p, e->down, s->experts);
+    out.shared_gate = place_mat(p, &e->shared_gate_proj);
+    out.shared_up = place_mat(p, &e->shared_up_proj);
+    out.shared_down = place_mat(p, &e->shared_down_proj);
+    return out;
+}
+
+/* inv_freq[i] = theta^(-2i / rotary_dim): a rounded power, then a rounded reciprocal, as in ref. */
+static CUdeviceptr place_frequencies(struct plan *p, const struct shape *s) {
+    int32_t n = s->rotary_dim / 2;
+    float *f = made(p, (size_t)n * sizeof *f);
+    for (int32_t i = 0; f && i < n; i++) {
+        f[i] = 1.0f / (float)pow(s->rope_theta, 2.0 * i / s->rotary_dim);
+    }
+    return place_floats(p, f, n);
+}
+
+/* Everything, in order; dw->layer has room for all layers, or is NULL in a walk that only adds up.
+ */
+static void walk(struct plan *p, struct cuda_weights *dw) {
+    const struct weights *w = p->m->w;
+    dw->embed = place_mat(p, &w->embed);
+    dw->lm_head = place_mat(p, &w->lm_head);
+    dw->final_norm = place_floats(p, w->final_norm, w->shape->hidden);
+    dw->inv_freq = place_frequencies(p, w->shape);
+    for (int32_t l = 0; l < w->layers; l++) {
+        struct cuda_layer layer = place_layer(p, l);
+        if (dw->layer) dw->layer[l] = layer;
+    }
+    size_t table = (size_t)w->layers * sizeof *dw->layer;
+    dw->layer_device = room_for(p, table);
+    copy_to(p, dw->layer_device, dw->layer, table);
+}
+
+size_t cuda_weight_bytes(const struct weights *w) {
+    struct backend_model m = {.w = w};
+    struct plan p = {.m = &m};
+    struct cuda_weights dw = {0};
+    walk(&p, &dw);
+    return p.used;
+}
+
+/* ---- the copy -------------------------------------------------------------------------------- */
+
+struct upload {
+    struct backend_model *m;
+    const struct plan *plan;
+    size_t chunks;
+    atomic_size_t next; /* chunk to take */
+    atomic_size_t done; /* chunks sent */
+    atomic_int running;
+    atomic_bool stop;
+    pthread_mutex_t lock; /* of rc and err */
+    int rc;
+    lily_err err;
+};
+
+struct sender {
+    CUstream stream;
+    char *buffer[BUFFERS];
+    CUevent sent[BUFFERS];
+};
+
+static int sender_open(const struct cuda_driver *d, struct sender *s, lily_err *err) {
+    int rc = cuda_check(d, d->stream_new(&s->stream, CU_STREAM_NON_BLOCKING), "upload stream", err);
+    for (int i = 0; i < BUFFERS && rc == LILY_OK; i++) {
+        void *memory = NULL;
+        rc = cuda_check(d, d->host_new(&memory, CHUNK_BYTES, CU_HOST_PORTABLE), "pinned memory",
+                        err);
+        s->buffer[i] = memory;
+        if (rc != LILY_OK) break;
+        rc = cuda_check(d, d->event_new(&s->sent[i], CU_EVENT_DISABLE_TIMING), "event", err);
+    }
+    return rc;
+}
+
+static void sender_close(const struct cuda_driver *d, struct sender *s) {
+    if (s->stream) d->stream_wait(s->stream);
+    for (int i = 0; i < BUFFERS; i++) {
+        if (s->sent[i]) d->event_free(s->sent[i]);
+        if (s->buffer[i]) d->host_free(s->buffer[i]);
+    }
+    if (s->stream) d->stream_free(s->stream);
+}
+
+/* First piece that ends behind an offset of the arena. */
+static size_t piece_at(const struct plan *p, size_t offset) {
+    size_t low = 0, high = p->n;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (p->pieces[mid].at + p->pieces[mid].bytes > offset)
+            high = mid;
+        else
+            low = mid + 1;
+    }
+    return low;
+}
+
+/* The arena's bytes [begin, end); gaps of alignment keep what the buffer held. */
+static void gather(const struct plan *p, size_t begin, size_t end, char *out) {
+    for (size_t i = piece_at(p, begin); i < p->n && p->pieces[i].at < end; i++) {
+        const struct piece *x = &p->pieces[i];
+        size_t from = x->at > begin ? x->at : begin;
+        size_t to = x->at + x->bytes < end ? x->at + x->bytes : end;
+        memcpy(out + (from - begin), (const char *)x->from + (from - x->at), to - from);
+    }
+}
+
+static int send_chunk(struct upload *u, struct sender *s, int slot, size_t chunk, lily_err *err) {
+    const struct cuda_driver *d = u->m->d;
+    int rc = cuda_check(d, d->event_wait(s->sent[slot]), "upload", err);
+    if (rc != LILY_OK) return rc;
+    size_t begin = chunk * CHUNK_BYTES, end = begin + CHUNK_BYTES;
+    if (end > u->plan->used) end = u->plan->used;
+    gather(u->plan, begin, end, s->buffer[slot]);
+    rc = cuda_check(d, d->to_device(u->plan->base + begin, s->buffer[slot], end - begin, s->stream),
+                    "upload", err);
+    if (rc != LILY_OK) return rc;
+    return cuda_check(d, d->event_record(s->sent[slot], s->stream), "upload", err);
+}
+
+static void *send_chunks(void *arg) {
+    struct upload *u = arg;
+    const struct cuda_driver *d = u->m->d;
+    struct sender s = {0};
+    lily_err err;
+    int rc = cuda_enter(u->m, &err);
+    if (rc == LILY_OK) rc = sender_open(d, &s, &err);
+    for (int slot = 0; rc == LILY_OK && !atomic_load(&u->stop); slot = (slot + 1) % BUFFERS) {
+        size_t chunk = atomic_fetch_add(&u->next, 1);
+        if (chunk >= u->chunks) break;
+        rc = send_chunk(u, &s, slot, chunk, &err);
+        atomic_fetch_add(&u->done, 1);
+    }
+    if (rc == LILY_OK) rc = cuda_check(d, d->stream_wait(s.stream), "upload", &err);
+    sender_close(d, &s);
+    if (rc != LILY_OK) {
+        pthread_mutex_lock(&u->lock);
+        if (u->rc == LILY_OK) {
+            u->rc = rc;
+            u->err = err;
+        }
+        pthread_mutex_unlock(&u->lock);
+        atomic_store(&u->stop, true);
+    }
+    atomic_fetch_sub(&u->running, 1);
+    return NULL;
+}
+
+/* Tells how far the upload is until no thread runs. */
+static void watch(struct upload *u) {
+    const struct backend_options *o = &u->m->options;
+    while (atomic_load(&u->running) > 0) {
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+        uint64_t done = (uint64_t)atomic_load(&u->done) * CHUNK_BYTES;
+        if (done > u->plan->used) done = u->plan->used;
+        if (o->progress && o->progress(o->progress_arg, done, u->plan->used)) {
+            pthread_mutex_lock(&u->lock);
+            if (u->rc == LILY_OK) u->rc = ERR(&u->err, LILY_ECANCELED, "upload: cancelled");
+            pthread_mutex_unlock(&u->lock);
+            atomic_store(&u->stop, true);
+            break;
+        }
+    }
+}
+
+static int send_all(struct backend_model *m, const struct plan *p, lily_err *err) {
+    struct upload u = {.m = m, .plan = p, .chunks = (p->used + CHUNK_BYTES - 1) / CHUNK_BYTES};
+    pthread_t threads[MAX_THREADS];
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    size_t want = cores < 1 ? 1 : cores > MAX_THREADS ? MAX_THREADS : (size_t)cores, n = 0;
+    if (want > u.chunks) want = u.chunks;
+    pthread_mutex_init(&u.lock, NULL);
+    for (; n < want; n++) {
+        atomic_fetch_add(&u.running, 1);
+        if (pthread_create(&threads[n], NULL, send_chunks, &u)) {
+            atomic_fetch_sub(&u.running, 1);
+            break;
+        }
+    }
+    if (n == 0) { /* no thread to be had: this one does it */
+        atomic_fetch_add(&u.running, 1);
+        send_chunks(&u);
+    }
+    watch(&u);
+    for (size_t i = 0; i < n; i++) pthread_join(threads[i], NULL);
+    pthread_mutex_destroy(&u.lock);
+    if (u.rc != LILY_OK && err) *err = u.err;
+    return u.rc;
+}
+
+int cuda_upload(struct backend_model *m, lily_err *err) {
+    struct cuda_weights *dw = &m->dw;
+    dw->bytes = cuda_weight_bytes(m->w);
+    dw->layer = calloc((size_t)m->w->layers, sizeof *dw->layer);
+    if (!dw->layer) return ERR_NOMEM(err, "CUDA weights");
+    int rc = cuda_memory(m, dw->bytes, "weights", &dw->arena, err);
+    if (rc != LILY_OK) return rc;
+    struct plan p = {.m = m, .base = dw->arena};
+    walk(&p, dw);
+    rc = p.failed ? ERR_NOMEM(err, "CUDA upload") : send_all(m, &p, err);
+    for (size_t i = 0; i < p.n_owned; i++) free(p.owned[i]);
+    free(p.owned);
+    free(p.pieces);
+    return rc;
+}
+
+void cuda_weights_free(struct backend_model *m) {
+    if (m->dw.arena) m->d->memory_free(m->dw.arena);
+    free(m->dw.layer);
+}
