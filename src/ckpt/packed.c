@@ -246,7 +246,9 @@ int packed_open_bytes(struct ckpt *c, const uint8_t *data, size_t size, struct f
 
 int packed_open(struct ckpt *c, struct faults *f) {
     int rc = file_map_open(c->path, &c->packed, f->err);
-    return rc == 0 ? packed_open_bytes(c, c->packed.data, c->packed.size, f) : rc;
+    if (rc == 0) rc = packed_open_bytes(c, c->packed.data, c->packed.size, f);
+    if (rc == 0) c->weights.map = c->packed.data;
+    return rc;
 }
 
 struct verifying {

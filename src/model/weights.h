@@ -79,6 +79,9 @@ struct weights {
     struct layer_weights *layer; /* [layers] */
     int32_t vocab_used; /* ids below this have a token; the rows above are padding, never sampled */
     uint64_t bytes;     /* of all tensors, as stored */
+    /* The mapping of a packed file that all matrices lie in, so that a device can use its pages as
+     * they are; NULL for other sources. */
+    const uint8_t *map;
 };
 
 /* Bytes of one row of codes (or values). */

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/metal/pressure.h"
 #include "backend/metal/source.h"
 
 /* ---- the device ------------------------------------------------------------------------------ */
@@ -33,6 +34,7 @@ int metal_device_open(struct metal_device *out, lily_err *err) {
     }
     const char *name = mtl_device_name(out->device);
     snprintf(out->name, sizeof out->name, "%s", name ? name : "GPU");
+    out->memory = metal_machine_memory();
     out->working_set = mtl_device_recommended_working_set(out->device);
     out->max_buffer = mtl_device_max_buffer_length(out->device);
     out->family = apple_family(out->device);

@@ -11,6 +11,7 @@
 struct metal_device {
     id device, queue; /* owned */
     char name[64];
+    uint64_t memory;            /* bytes installed in the machine */
     uint64_t working_set;       /* bytes the GPU may keep resident */
     uint64_t max_buffer;        /* bytes of one buffer */
     int32_t family;             /* of Apple's GPUs: 7 is M1, 9 is M3 and M4, 10 is M5 */
