@@ -43,14 +43,14 @@ static_assert(PREFILL_ATTN_THREADS == 32 * TOKENS, "a simdgroup for each token")
 constant constexpr uint FETCHED = BLOCK * KEY_DIMS / 8 / PREFILL_ATTN_THREADS; // uint4 per thread
 
 // Where a lane stands in an 8 x 8 fragment: it holds (row, column) and (row, column + 1).
-struct Place {
+struct lane_place {
     uint row;
     uint column;
     ushort turned; // lane that holds (column, row & ~1); the one for (column + 1, ..) is turned | 2
 };
 
-inline Place place_of(uint lane) {
-    Place p;
+inline lane_place place_of(uint lane) {
+    lane_place p;
     p.row = (lane >> 2 & 4) | (lane >> 1 & 3);
     p.column = (lane >> 1 & 4) | (lane << 1 & 2);
     p.turned = ushort((lane >> 2 & 1) | (lane << 2 & 4) | (lane >> 1 & 8) | (lane << 1 & 16));
@@ -58,13 +58,13 @@ inline Place place_of(uint lane) {
 }
 
 // What a simdgroup computes: the softmax over the positions seen so far, not yet divided.
-struct Rows {
+struct query_rows {
     simdgroup_float8x8 out[COLUMNS]; // [8 heads][256]
     float top;                       // of this lane's row; the same in its four lanes
     float sum;                       // this lane's share
 };
 
-inline void clear(thread Rows &r) {
+inline void clear(thread query_rows &r) {
     UNROLL
     for (uint c = 0; c < COLUMNS; c++) r.out[c] = make_filled_simdgroup_matrix<float, 8>(0.0f);
     r.top = -INFINITY;
@@ -81,7 +81,7 @@ inline float row_sum(float x) {
     return x + simd_shuffle_xor(x, 8);
 }
 
-inline simdgroup_float8x8 fragment(uint word) { // of two bfloat numbers
+inline simdgroup_float8x8 matrix_of(uint word) { // of two bfloat numbers
     simdgroup_float8x8 m;
     m.thread_elements()[0] = as_type<float>(word << 16);
     m.thread_elements()[1] = as_type<float>(word & 0xFFFF0000u);
@@ -90,7 +90,7 @@ inline simdgroup_float8x8 fragment(uint word) { // of two bfloat numbers
 
 // ---- pieces of keys and values
 
-struct Cache { // of one kv head; rows in uint4
+struct kv_cache { // of one kv head; rows in uint4
     device const uint4 *keys;
     device const uint4 *values;
     uint row;
@@ -98,7 +98,7 @@ struct Cache { // of one kv head; rows in uint4
 };
 
 // A thread's share of piece `part` of a block: 0..3 keys, 4..7 values; 0 beyond the end.
-inline void fetch(thread uint4 *fetched, thread const Cache &cache, uint block, uint part,
+inline void fetch(thread uint4 *fetched, thread const kv_cache &cache, uint block, uint part,
                   uint thread_index) {
     UNROLL
     for (uint i = 0; i < FETCHED; i++) {
@@ -129,23 +129,23 @@ inline void put(threadgroup uint4 *piece, thread const uint4 *fetched, uint part
 
 // scores[64 positions][8 heads] += keys[64][64 dimensions] queries[64][8]
 inline void add_scores(thread simdgroup_float8x8 *scores, threadgroup const uint4 *piece,
-                       device const uint *query, uint part, Place p) {
+                       device const uint *query, uint part, lane_place p) {
     threadgroup const uint *key = (threadgroup const uint *)piece + p.row * (KEY_ROW * 4);
     for (uint d = 0; d < KEY_DIMS / 8; d++) {
         const uint dimension = part * KEY_DIMS + d * 8 + p.row;
-        const simdgroup_float8x8 q = fragment(query[dimension * (GROUP / 2) + p.column / 2]);
+        const simdgroup_float8x8 q = matrix_of(query[dimension * (GROUP / 2) + p.column / 2]);
         UNROLL
         for (uint s = 0; s < STEPS; s++) {
             const simdgroup_float8x8 k =
-                fragment(key[s * 8 * (KEY_ROW * 4) + d * 4 + p.column / 2]);
+                matrix_of(key[s * 8 * (KEY_ROW * 4) + d * 4 + p.column / 2]);
             simdgroup_multiply_accumulate(scores[s], k, q, scores[s]);
         }
     }
 }
 
 // Turns, masks and exponentiates a block's scores; positions above `position` count as absent.
-inline void soften(thread Rows &r, thread simdgroup_float8x8 *scores, uint block, uint position,
-                   Place p) {
+inline void soften(thread query_rows &r, thread simdgroup_float8x8 *scores, uint block,
+                   uint position, lane_place p) {
     float high = -INFINITY;
     UNROLL
     for (uint s = 0; s < STEPS; s++) {
@@ -182,15 +182,15 @@ inline void soften(thread Rows &r, thread simdgroup_float8x8 *scores, uint block
 
 // out[8][256] += weights[8][16 positions] values[16][256]; the next piece's weights move to the
 // front, so that registers are named by constants.
-inline void add_values(thread Rows &r, thread simdgroup_float8x8 *weights,
-                       threadgroup const uint4 *piece, Place p) {
+inline void add_values(thread query_rows &r, thread simdgroup_float8x8 *weights,
+                       threadgroup const uint4 *piece, lane_place p) {
     threadgroup const uint *value =
         (threadgroup const uint *)piece + p.row * (VALUE_ROW * 4) + p.column / 2;
     UNROLL
     for (uint s = 0; s < VALUE_ROWS / 8; s++) {
         UNROLL
         for (uint c = 0; c < COLUMNS; c++) {
-            const simdgroup_float8x8 v = fragment(value[s * 8 * (VALUE_ROW * 4) + c * 4]);
+            const simdgroup_float8x8 v = matrix_of(value[s * 8 * (VALUE_ROW * 4) + c * 4]);
             simdgroup_multiply_accumulate(r.out[c], weights[s], v, r.out[c]);
         }
     }
@@ -200,20 +200,20 @@ inline void add_values(thread Rows &r, thread simdgroup_float8x8 *weights,
 
 // ---- joining spans; the same bits whoever does it
 
-struct Join {
+struct span_join {
     float top;
     float keep; // factor of what came before
     float add;  // factor of the new span
 };
 
-inline Join join(float top_before, float top_span) {
-    Join j;
+inline span_join join(float top_before, float top_span) {
+    span_join j;
     j.top = max(top_before, top_span);
     j.keep = exp(top_before - j.top);
     j.add = exp(top_span - j.top);
     return j;
 }
-inline float joined(Join j, float before, float span) {
+inline float joined(span_join j, float before, float span) {
     return fma(before, j.keep, span * j.add);
 }
 

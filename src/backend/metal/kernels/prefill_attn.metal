@@ -16,7 +16,7 @@ using namespace metal;
 #include "prefill_attn.h"
 
 // Where a simdgroup's results go; the pointers are those of its token and kv head.
-struct Target {
+struct attn_target {
     device const float2 *gate;
     device bfloat2 *out;
     device float2 *total; // [8 heads][256]
@@ -24,16 +24,16 @@ struct Target {
 };
 
 // The running total of earlier spans; in registers but for the result itself.
-struct Total {
+struct running_total {
     float top;
     float sum;
 };
 
 // Ends a span of prefill_attn: joins it to the total; writes the result if it was the last.
-inline void close_span(thread Rows &r, thread Total &t, thread const Target &to, bool first,
-                       bool last, Place p) {
+inline void close_span(thread query_rows &r, thread running_total &t, thread const attn_target &to,
+                       bool first, bool last, lane_place p) {
     const float sum = row_sum(r.sum);
-    const Join j = join(t.top, r.top);
+    const span_join j = join(t.top, r.top);
     t.sum = first ? sum : joined(j, t.sum, sum);
     t.top = j.top;
     UNROLL
@@ -55,7 +55,7 @@ inline void close_span(thread Rows &r, thread Total &t, thread const Target &to,
 }
 
 // Ends the span of prefill_attn_split.
-inline void store_span(thread Rows &r, thread const Target &to, Place p) {
+inline void store_span(thread query_rows &r, thread const attn_target &to, lane_place p) {
     const float sum = row_sum(r.sum);
     UNROLL
     for (uint c = 0; c < COLUMNS; c++) {
@@ -67,11 +67,11 @@ inline void store_span(thread Rows &r, thread const Target &to, Place p) {
 
 // Blocks [block, end) for one threadgroup. `position` is that of this simdgroup's token.
 template <bool SPLIT>
-inline void attend(thread const Cache &cache, device const uint *query, thread const Target &to,
-                   threadgroup uint4 *pieces, uint block, uint end, bool active, uint position,
-                   uint thread_index, Place p) {
-    Rows rows;
-    Total total;
+inline void attend(thread const kv_cache &cache, device const uint *query,
+                   thread const attn_target &to, threadgroup uint4 *pieces, uint block, uint end,
+                   bool active, uint position, uint thread_index, lane_place p) {
+    query_rows rows;
+    running_total total;
     simdgroup_float8x8 scores[STEPS];
     uint4 fetched[FETCHED];
     clear(rows);
@@ -111,9 +111,9 @@ inline uint seen_by(constant prefill_attn_args &args, uint first) {
     return args.pos + min(first + TOKENS, args.n);
 }
 
-inline Cache cache_of(constant prefill_attn_args &args, device const uint4 *keys,
-                      device const uint4 *values, uint kv_head, uint end) {
-    Cache c;
+inline kv_cache cache_of(constant prefill_attn_args &args, device const uint4 *keys,
+                         device const uint4 *values, uint kv_head, uint end) {
+    kv_cache c;
     c.keys = keys + kv_head * args.cache_head / 8;
     c.values = values + kv_head * args.cache_head / 8;
     c.row = args.cache_row / 8;
@@ -121,6 +121,7 @@ inline Cache cache_of(constant prefill_attn_args &args, device const uint4 *keys
     return c;
 }
 
+[[max_total_threads_per_threadgroup(PREFILL_ATTN_THREADS)]]
 kernel void prefill_attn(constant prefill_attn_args &args [[buffer(PREFILL_ATTN_ARGS)]],
                          device const uint *query [[buffer(PREFILL_ATTN_QUERY)]],
                          device const uint4 *keys [[buffer(PREFILL_ATTN_KEYS)]],
@@ -139,7 +140,7 @@ kernel void prefill_attn(constant prefill_attn_args &args [[buffer(PREFILL_ATTN_
     const uint token = first + simdgroup;
     const uint end = seen_by(args, first);
     const uint at = token * SHAPE_KV_HEADS + kv_head;
-    Target to;
+    attn_target to;
     to.gate = qg + (token * args.qg_stride + kv_head * GROUP * 2 * DIM) / 2;
     to.out = out + at * (GROUP * DIM / 2);
     to.total = total + at * (GROUP * DIM / 2);
@@ -149,6 +150,7 @@ kernel void prefill_attn(constant prefill_attn_args &args [[buffer(PREFILL_ATTN_
                   place_of(lane));
 }
 
+[[max_total_threads_per_threadgroup(PREFILL_ATTN_THREADS)]]
 kernel void prefill_attn_split(constant prefill_attn_args &args [[buffer(PREFILL_ATTN_SPLIT_ARGS)]],
                                device const uint *query [[buffer(PREFILL_ATTN_SPLIT_QUERY)]],
                                device const uint4 *keys [[buffer(PREFILL_ATTN_SPLIT_KEYS)]],
@@ -169,7 +171,7 @@ kernel void prefill_attn_split(constant prefill_attn_args &args [[buffer(PREFILL
     if (block >= blocks) return; // the whole threadgroup: none of its tokens sees this span
     const uint at = token * SHAPE_KV_HEADS + kv_head;
     const uint record = group.z * args.n * SHAPE_KV_HEADS + at;
-    Target to;
+    attn_target to;
     to.gate = nullptr;
     to.out = nullptr;
     to.total = total + record * (GROUP * DIM / 2);
@@ -196,7 +198,7 @@ kernel void prefill_attn_merge(constant prefill_attn_args &args [[buffer(PREFILL
     for (uint span = 1; span < spans; span++) {
         const uint from = span * args.n * SHAPE_Q_HEADS + at;
         const float2 more = stats[from];
-        const Join j = join(seen.x, more.x);
+        const span_join j = join(seen.x, more.x);
         seen = float2(j.top, joined(j, seen.y, more.y));
         for (uint i = 0; i < DIM / 32; i++) {
             out_sum[i] = joined(j, out_sum[i], total[from * DIM + i * 32 + lane]);

@@ -18,19 +18,19 @@ constant constexpr uint CHANNEL_SEGMENTS = SHAPE_CONV_DIM / 128;
 constant constexpr uint GATE_SEGMENTS = (SHAPE_GDN_V_HEADS + 31) / 32;
 constant constexpr uint ROW = SHAPE_CONV_DIM / 4; // float4 of a row of history and channels
 
-// Inputs of four channels over time: position t of the chunk, or before it.
-struct Inputs {
+// conv_inputs of four channels over time: position t of the chunk, or before it.
+struct conv_inputs {
     device const float4 *chunk; // of these channels
     device const float4 *history;
     uint stride; // float4 between rows of the chunk
 };
 
-inline float4 input_at(thread const Inputs &u, int t) {
+inline float4 input_at(thread const conv_inputs &u, int t) {
     return t < 0 ? u.history[uint(t + 3) * ROW] : u.chunk[uint(t) * u.stride];
 }
 
 // Tokens [first, last) of this lane's four channels.
-inline void convolve(thread const Inputs &u, thread const float4 *taps, device float4 *out,
+inline void convolve(thread const conv_inputs &u, thread const float4 *taps, device float4 *out,
                      uint segment, uint first, uint last) {
     const bool query = segment < SHAPE_GDN_K_HEADS;
     const bool key = !query && segment < 2 * SHAPE_GDN_K_HEADS;
@@ -70,7 +70,7 @@ kernel void prefill_gdn_conv(
     const uint last = min(first + PREFILL_GDN_CONV_TOKENS, args.n);
     if (segment < CHANNEL_SEGMENTS) {
         const uint at = segment * 32 + lane;
-        Inputs u;
+        conv_inputs u;
         u.chunk = qkv + at;
         u.history = history_in + at;
         u.stride = args.qkv_stride / 4;

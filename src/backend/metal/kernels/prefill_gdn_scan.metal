@@ -33,8 +33,8 @@ inline float2 over_keys(float4 a, float4 b) {
 }
 
 // One token: 16 keys of two columns of S; k and q point at this lane's first four keys.
-inline float2 step(thread float4 *s0, thread float4 *s1, threadgroup const float4 *k,
-                   threadgroup const float4 *q, float2 v, float beta, float decay) {
+inline float2 advance(thread float4 *s0, thread float4 *s1, threadgroup const float4 *k,
+                      threadgroup const float4 *q, float2 v, float beta, float decay) {
     float4 key[4];
     float4 recall0 = float4(0.0f);
     float4 recall1 = float4(0.0f);
@@ -108,8 +108,8 @@ kernel void prefill_gdn_scan(constant prefill_gdn_args &args [[buffer(PREFILL_GD
             threadgroup const float2 *v = (threadgroup const float2 *)values;
             const uint at = t * HEAD4 + part;
             const uint pair = (t * PREFILL_GDN_SCAN_COLUMNS + column) / 2;
-            const float2 o =
-                step(s0, s1, keys + at, queries + at, v[pair], factors[2 * t], factors[2 * t + 1]);
+            const float2 o = advance(s0, s1, keys + at, queries + at, v[pair], factors[2 * t],
+                                     factors[2 * t + 1]);
             if (part == 0) ((threadgroup float2 *)results)[pair] = o; // ONE LANE
         }
         threadgroup_barrier(mem_flags::mem_threadgroup); // USED
