@@ -11,10 +11,13 @@
 //   16 n H written once; 48 n I H operations (103 G). Not measured on a Mac.
 #include <metal_stdlib>
 using namespace metal;
-#include "tile.h"
+#ifndef TILE_KERNEL
+#define TILE_KERNEL(name) name /* prefill_tensor.metal has the same kernels by another name */
+#include "tile_simd.h"
+#endif
 
 [[max_total_threads_per_threadgroup(PREFILL_GEMM_THREADS)]]
-kernel void prefill_experts_up(device const uint4 *x [[buffer(PREFILL_UP_X)]],
+kernel void TILE_KERNEL(prefill_experts_up)(device const uint4 *x [[buffer(PREFILL_UP_X)]],
                                device const uint4 *gate_codes [[buffer(PREFILL_UP_GATE_CODES)]],
                                device const ushort *gate_scales [[buffer(PREFILL_UP_GATE_SCALES)]],
                                device const ushort *gate_biases [[buffer(PREFILL_UP_GATE_BIASES)]],
@@ -61,7 +64,7 @@ kernel void prefill_experts_up(device const uint4 *x [[buffer(PREFILL_UP_X)]],
 }
 
 [[max_total_threads_per_threadgroup(PREFILL_GEMM_THREADS)]]
-kernel void prefill_experts_down(device const uint4 *act [[buffer(PREFILL_DOWN_ACT)]],
+kernel void TILE_KERNEL(prefill_experts_down)(device const uint4 *act [[buffer(PREFILL_DOWN_ACT)]],
                                  device const uint4 *codes [[buffer(PREFILL_DOWN_CODES)]],
                                  device const ushort *scales [[buffer(PREFILL_DOWN_SCALES)]],
                                  device const ushort *biases [[buffer(PREFILL_DOWN_BIASES)]],

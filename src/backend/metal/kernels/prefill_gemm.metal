@@ -10,7 +10,10 @@
 //   on a Mac.
 #include <metal_stdlib>
 using namespace metal;
-#include "tile.h"
+#ifndef TILE_KERNEL
+#define TILE_KERNEL(name) name /* prefill_tensor.metal has the same kernels by another name */
+#include "tile_simd.h"
+#endif
 
 /* One matrix of a launch: its part of W from row n0 on, and what becomes of the sums. */
 struct gemm_part {
@@ -71,7 +74,7 @@ inline uint gemm_first_row(uint3 group) {
 }
 
 [[max_total_threads_per_threadgroup(PREFILL_GEMM_THREADS)]]
-kernel void prefill_gemm(device const uint4 *x [[buffer(PREFILL_GEMM_X)]],
+kernel void TILE_KERNEL(prefill_gemm)(device const uint4 *x [[buffer(PREFILL_GEMM_X)]],
                          device const uint4 *codes [[buffer(PREFILL_GEMM_CODES)]],
                          device const ushort *scales [[buffer(PREFILL_GEMM_SCALES)]],
                          device const ushort *biases [[buffer(PREFILL_GEMM_BIASES)]],
@@ -91,7 +94,7 @@ kernel void prefill_gemm(device const uint4 *x [[buffer(PREFILL_GEMM_X)]],
 }
 
 [[max_total_threads_per_threadgroup(PREFILL_GEMM_THREADS)]]
-kernel void prefill_gemm_multi(device const uint4 *codes0 [[buffer(0)]],
+kernel void TILE_KERNEL(prefill_gemm_multi)(device const uint4 *codes0 [[buffer(0)]],
                                device const ushort *scales0 [[buffer(1)]],
                                device const ushort *biases0 [[buffer(2)]],
                                device uint4 *y0 [[buffer(3)]],
@@ -148,7 +151,7 @@ kernel void prefill_gemm_multi(device const uint4 *codes0 [[buffer(0)]],
 }
 
 [[max_total_threads_per_threadgroup(PREFILL_GEMM_THREADS)]]
-kernel void prefill_gemm_silu(device const uint4 *x [[buffer(PREFILL_SILU_X)]],
+kernel void TILE_KERNEL(prefill_gemm_silu)(device const uint4 *x [[buffer(PREFILL_SILU_X)]],
                               device const uint4 *gate_codes [[buffer(PREFILL_SILU_GATE_CODES)]],
                               device const ushort *gate_scales [[buffer(PREFILL_SILU_GATE_SCALES)]],
                               device const ushort *gate_biases [[buffer(PREFILL_SILU_GATE_BIASES)]],

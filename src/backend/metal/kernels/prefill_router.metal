@@ -10,7 +10,7 @@
 //   twice, 52 written per row; 2 n E H operations. Not measured on a Mac.
 #include <metal_stdlib>
 using namespace metal;
-#include "tile.h"
+#include "tile_simd.h"
 
 enum {
     ROUTER_PARTS = SHAPE_EXPERTS / (8 * PREFILL_ROUTER_SIMDS), /* fragments of a simdgroup */
