@@ -126,8 +126,8 @@ struct attn_block {
 };
 
 /* A block's row for this lane, in units of 16 bytes; rows from the last on are the last. */
-inline size_t attn_place(attn_block b, uint row) {
-    const size_t position = b.first + min(row, b.rows - 1);
+inline uint attn_place(attn_block b, uint row) {
+    const uint position = b.first + min(row, b.rows - 1);
     return position * (SHAPE_KV_DIM / 8) + b.kv_head * (ATTN_DIM / 8) + b.lane;
 }
 
@@ -149,7 +149,7 @@ inline void attn_queries(attn_block b, uint position, device const float4 *qkv,
     }
     if (b.first + b.rows == position + 1) {
         const uint at = (2 * SHAPE_Q_DIM + b.kv_head * ATTN_DIM) / 4 + 2 * b.lane;
-        const size_t place = attn_place(b, b.rows - 1);
+        const uint place = attn_place(b, b.rows - 1);
         if (b.simdgroup == 0) {
             float4 low = qkv[at];
             float4 high = qkv[at + 1];

@@ -3,7 +3,7 @@
  * One threadgroup. The k groups of 128 with the largest best hold the k largest logits, ties to
  * lower ids included: threads find those groups, then the k largest of their logits, both by a
  * threshold made bit by bit; candidates stay in the order of ids, one simdgroup filters and draws.
- * Agrees with engine/sampler.c with sums in float32 for float64 and 24 bits of the draw.
+ * Agrees with ref/sample.c to the bit, which is engine/sampler.c in float32.
  * Bytes: V/32 of best, at most 64 * 128 logits and counts, their mask. Not measured on a Mac. */
 #include <metal_stdlib>
 using namespace metal;
@@ -107,24 +107,36 @@ inline float sample_uniform(constant decode_sampling_args &args) {
     return (float)(uint)(z >> 40) * (1.0f / 16777216);
 }
 
-/* Whether candidate i of weight w, one of n in weight[], is among the fewest heaviest whose sum
- * reaches `enough`. */
-inline bool sample_within(threadgroup const float *weight, uint n, uint i, float w, float enough) {
-    float heavier = 0.0f;
-    bool heaviest = true;
-    for (uint j = 0; j < n; j++) {
-        if (weight[j] > w || (weight[j] == w && j < i)) {
-            heavier += weight[j];
-            heaviest = false;
+/* How many of n candidates the fewest heaviest are whose sum reaches top_p of all, ties to the
+ * lower id. weight[n] by ascending id; rank[s] of the lane's candidates s * 32 + lane; sorted[n] is
+ * filled. */
+inline uint sample_top_p(threadgroup const float *weight, threadgroup float *sorted, uint n,
+                         float top_p, uint lane, thread uint *rank) {
+    for (uint s = 0; s < 2; s++) {
+        const uint i = s * 32 + lane;
+        rank[s] = 0;
+        if (i >= n) continue;
+        const float w = weight[i];
+        for (uint j = 0; j < n; j++) {
+            rank[s] += weight[j] > w || (weight[j] == w && j < i) ? 1 : 0;
         }
+        sorted[rank[s]] = w;
     }
-    return heaviest || heavier < enough;
+    simdgroup_barrier(mem_flags::mem_threadgroup); /* SORTED */
+    float total = 0.0f;
+    for (uint i = 0; i < n; i++) total += weight[i];
+    float taken = 0.0f;
+    for (uint i = 0; i < n; i++) {
+        taken += sorted[i];
+        if (!(taken < top_p * total)) return i + 1;
+    }
+    return n;
 }
 
 /* One of n candidates with logits value[] in ascending order of ids, by one simdgroup: its place.
  * value[] become weights, 0 for what the filters drop. */
-inline uint sample_draw(threadgroup float *value, uint n, constant decode_sampling_args &args,
-                        uint lane) {
+inline uint sample_draw(threadgroup float *value, threadgroup float *sorted, uint n,
+                        constant decode_sampling_args &args, uint lane) {
     float best = -INFINITY;
     for (uint i = 0; i < n; i++) best = max(best, value[i]);
     float w[2];
@@ -138,11 +150,9 @@ inline uint sample_draw(threadgroup float *value, uint n, constant decode_sampli
     }
     simdgroup_barrier(mem_flags::mem_threadgroup); /* WEIGHTS */
     if (args.top_p < 1.0f) {
-        float total = 0.0f;
-        for (uint i = 0; i < n; i++) total += value[i];
-        for (uint s = 0; s < 2; s++) {
-            if (!sample_within(value, n, s * 32 + lane, w[s], args.top_p * total)) w[s] = 0.0f;
-        }
+        uint rank[2];
+        const uint kept = sample_top_p(value, sorted, n, args.top_p, lane, rank);
+        for (uint s = 0; s < 2; s++) w[s] = rank[s] < kept ? w[s] : 0.0f;
     }
     simdgroup_barrier(mem_flags::mem_threadgroup); /* TOP_P */
     for (uint s = 0; s < 2; s++) {
@@ -177,6 +187,7 @@ kernel void decode_sample(constant decode_sampling_args &args [[buffer(DECODE_SA
     threadgroup uint groups[SAMPLE_MOST];
     threadgroup uint ids[SAMPLE_MOST];
     threadgroup float values[SAMPLE_MOST];
+    threadgroup float sorted[SAMPLE_MOST];
     sample_threads t;
     t.tally = tally;
     t.turn = 0;
@@ -226,7 +237,7 @@ kernel void decode_sample(constant decode_sampling_args &args [[buffer(DECODE_SA
     }
     threadgroup_barrier(mem_flags::mem_threadgroup); /* CANDIDATES */
     if (simdgroup != 0) return;
-    const uint chosen = k == 1 ? 0 : sample_draw(values, k, args, lane);
+    const uint chosen = k == 1 ? 0 : sample_draw(values, sorted, k, args, lane);
     if (lane == 0) {
         token[0] = result[0] = ids[chosen];
         result[1] = 1;
