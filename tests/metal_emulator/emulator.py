@@ -152,6 +152,7 @@ class Report:
     groups: int
     group_barriers: int
     tg_static: int
+    simd_operations: int
 
     def kinds(self) -> set[str]:
         return {f.kind for f in self.faults}
@@ -181,7 +182,8 @@ def _report(info: ReportInfo) -> Report:
         )
         for u in info.usage[: info.usage_count]
     }
-    counts = (info.threads, info.groups, info.group_barriers, info.tg_static)
+    counts = (info.threads, info.groups, info.group_barriers, info.tg_static,
+              info.simd_operations)  # fmt: skip
     return Report(faults, usage, *counts)
 
 

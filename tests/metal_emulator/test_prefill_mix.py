@@ -7,11 +7,12 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 
+import attention_counts as counts
 import numpy as np
 import prefill_mix as mix
 import pytest
 from emulator import Library, front_end
-from library_text import library_text
+from library_text import ROOT, library_text, shape
 from prefill_mix import AttnInput, AttnOutput, GdnInput, GdnOutput, Kernels, from_bf16
 
 FILES = ("prefill_gdn_conv", "prefill_gdn_scan", "prefill_gdn_norm", "prefill_attn_prep",
@@ -314,6 +315,28 @@ def test_bytes_touched() -> None:
                for t in range(n) for h in range(16)] for at in (0, 1024)]  # fmt: skip
     assert prep[e["PREFILL_ATTN_PREP_QG"]].read == halves[0]
     assert attn[e["PREFILL_ATTN_QG"]].read == halves[1]
+
+
+@pytest.mark.parametrize("shape_name,pos,n", [("real", 66, 11), ("mini", SPAN - 2, 5)])
+def test_counted(shape_name: str, pos: int, n: int) -> None:
+    """Products, exchanges and bytes of the documented count are those that are carried out."""
+    k = kernels(shape_name, checked=True)
+    k.seed, x = 1, mix.attn_input(k, pos, n)
+    report = mix.attn_run(k, x, [n]).reports["attn"]
+    assert k.faults == []
+    c = counts.chunk(n, pos, k.s["KV_HEADS"])
+    use = {name: report.usage[mix.E[f"PREFILL_ATTN_{name}"]]
+           for name in ("KEYS", "VALUES", "QUERY", "TOTAL")}  # fmt: skip
+    assert report.simd_operations == c.products + c.exchanges
+    assert use["KEYS"].bytes_read == use["VALUES"].bytes_read == c.kv / 2
+    assert use["QUERY"].bytes_read == c.query
+    assert use["TOTAL"].bytes_read == use["TOTAL"].bytes_written == c.totals / 2
+
+
+def test_document_tells_the_counts() -> None:
+    text = (ROOT / "docs/metal-attention.md").read_text(encoding="utf-8")
+    heads = shape("real")["KV_HEADS"]
+    assert counts.prompt_table(heads) in text and counts.split_table(heads) in text
 
 
 # ---- faults
