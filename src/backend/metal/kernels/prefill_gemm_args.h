@@ -30,6 +30,15 @@
     XX(PREFILL_COMBINE, prefill_combine, "prefill_combine.metal", 0)                               \
     XX(PREFILL_COMBINE_NORM, prefill_combine_norm, "prefill_combine.metal", 0)
 
+/* The same with the tensor operations of Metal 4: bindings, arguments and grids are those of the
+ * names without _tensor; the file's language version is 4.0. */
+#define PREFILL_TENSOR_KERNEL_MAP(XX)                                                              \
+    XX(PREFILL_GEMM_TENSOR, prefill_gemm_tensor, "prefill_tensor.metal", 128)                      \
+    XX(PREFILL_GEMM_MULTI_TENSOR, prefill_gemm_multi_tensor, "prefill_tensor.metal", 128)          \
+    XX(PREFILL_GEMM_SILU_TENSOR, prefill_gemm_silu_tensor, "prefill_tensor.metal", 128)            \
+    XX(PREFILL_EXPERTS_UP_TENSOR, prefill_experts_up_tensor, "prefill_tensor.metal", 128)          \
+    XX(PREFILL_EXPERTS_DOWN_TENSOR, prefill_experts_down_tensor, "prefill_tensor.metal", 128)
+
 #define PREFILL_MAX_ROWS 2048
 #define PREFILL_TILE_M                                                                             \
     32 /* rows of a tile; a rest of at most PREFILL_SMALL_M takes a small one                      \
@@ -67,7 +76,7 @@ struct prefill_norm_args {
     uint32_t rows; /* n */
 };
 
-/* ---- prefill_gemm: y = x W^T with W of 4 bits; prefill_gemm_tensor: the same, other units
+/* ---- prefill_gemm: y = x W^T with W of 4 bits
  * reads x 2n*cols, W (also y when added to); writes y: n rows of out_rows values */
 enum prefill_gemm_mode {
     PREFILL_STORE_F32,  /* y is float [n, out_rows]; out_rows a multiple of 4 */
