@@ -1,0 +1,58 @@
+/* What the persistent decode kernel is called with. C11 and CUDA; see docs/cuda-decode.md. */
+#ifndef LILY_CUDA_DECODE_H
+#define LILY_CUDA_DECODE_H
+
+#include "device.h"
+
+/* A layer as tiles (tile.h). Row tiles of 32 follow each other; within one the slices of 128 inputs
+ * ascend, unless said otherwise. */
+struct decode_layer {
+    DEV(const uint8_t) in;         /* wide: qkv, z, b, a one below the other; or q, k, v */
+    DEV(const uint8_t) out;        /* wide, slice-major: [slice of 128 inputs][row tile] */
+    DEV(const uint8_t) gate_up;    /* wide, per expert: rows gate 0, up 0, gate 1, up 1, ... */
+    DEV(const uint8_t) down;       /* down, per expert: [slice of 32 inputs][128 rows] */
+    DEV(const uint8_t) shared_in;  /* wide, as gate_up */
+    DEV(const uint8_t) shared_out; /* down */
+    DEV(const uint8_t) router;     /* byte: E rows, then the shared expert's gate */
+    DEV(const float) input_norm;   /* [H] */
+    DEV(const float) post_norm;    /* [H] */
+    DEV(const float) q_norm;       /* [head_dim] */
+    DEV(const float) k_norm;       /* [head_dim] */
+    DEV(const float) conv;         /* [conv_dim][4] */
+    DEV(const float) decay_rate;   /* [gdn_v_heads] */
+    DEV(const float) dt_bias;      /* [gdn_v_heads] */
+    DEV(const float) gdn_norm;     /* [128] */
+};
+
+/* Scratch between stages; all of it in device memory, alive during one step. */
+struct decode_scratch {
+    DEV(long long) h;         /* [H] residual stream, fixed point (DECODE_ONE is 1.0) */
+    DEV(float) proj;          /* [widest projection] */
+    DEV(float) scores;        /* [E + 1] router's, then the shared gate's */
+    DEV(float) shared;        /* [shared_width] inner activations of the shared expert */
+    DEV(float) parts;         /* [blocks][8][head_dim] partial attention */
+    DEV(float) parts_ml;      /* [blocks][8][2] maximum and sum of each */
+    DEV(unsigned long long) best; /* largest logit and its row; 0 between steps */
+    DEV(unsigned) counter;    /* [0] grid barrier, never reset; [1] blocks that are done; [2] bad */
+};
+
+struct decode_args {
+    DEV(const struct decode_layer) layers;
+    DEV(const uint8_t) lm_head;     /* wide */
+    struct cuda_mat embed;          /* planar */
+    DEV(const float) final_norm;    /* [H] */
+    DEV(const float) inv_freq;      /* [rotary_dim / 2] */
+    struct decode_scratch x;
+    DEV(const struct cuda_slot) slot;
+    DEV(struct cuda_result) result;
+    DEV(float) logits;              /* [V] */
+    DEV(long long) clocks;          /* NULL, or [stages][blocks][8] (profiling) */
+    int32_t n_layers;
+    int32_t vocab_used;
+    uint32_t barrier;               /* value of counter[0] before this step */
+    int32_t reserved;
+};
+
+enum { DECODE_THREADS = 640, DECODE_FIXED_BITS = 28 };
+
+#endif

@@ -1,0 +1,364 @@
+/* Building blocks of the persistent decode kernel: memory barriers, bulk copies, the ring, the
+ * integer products on tensor cores, the exact residual sum. */
+#ifndef LILY_CUDA_DECODE_CORE_CUH
+#define LILY_CUDA_DECODE_CORE_CUH
+
+#include SHAPE_HEADER
+#include "decode.h"
+#include "tile.h"
+
+namespace decode {
+
+/* ---- the shape -------------------------------------------------------------------------------- */
+
+constexpr int H = SHAPE_HIDDEN;
+constexpr int SLICES = H / TILE_WIDE_COLS; /* slices of the hidden width: one a warp */
+constexpr int WARPS = 16, THREADS = 32 * WARPS;
+constexpr int EXPERTS = SHAPE_EXPERTS, TOP_K = SHAPE_TOP_K;
+constexpr int CONV = SHAPE_CONV_DIM, KDIM = SHAPE_GDN_K_DIM, VDIM = SHAPE_GDN_V_DIM;
+constexpr int VHEADS = SHAPE_GDN_V_HEADS, QDIM = SHAPE_Q_DIM, KVDIM = SHAPE_KV_DIM;
+constexpr int KV_HEADS = SHAPE_KV_HEADS, HEAD = SHAPE_HEAD_DIM, QPK = 8;
+__host__ __device__ constexpr int row_tiles(int rows) { return (rows + 31) / 32; }
+constexpr int GDN_ROWS = CONV + VDIM + 2 * VHEADS, ATTN_ROWS = 2 * QDIM + 2 * KVDIM;
+constexpr int OUT_PARTS = 4;                        /* blocks that share a slice of out */
+constexpr int OUT_TILES = H / 32 / OUT_PARTS;       /* tiles of one of them */
+constexpr int INNER = 32;                           /* inner units of an expert per block */
+constexpr int EXPERT_JOBS = SHAPE_EXPERT_WIDTH / INNER, ROUTED_JOBS = TOP_K * EXPERT_JOBS;
+constexpr int SHARED_SLICES = SHAPE_SHARED_WIDTH / INNER;
+constexpr int DOWN_TILES = H / TILE_DOWN_ROWS;      /* of one slice of 32 inputs */
+constexpr int SHARED_TILES = row_tiles(2 * SHAPE_SHARED_WIDTH);
+constexpr int ROUTER_TILES = (EXPERTS + 1 + TILE_BYTE_ROWS - 1) / TILE_BYTE_ROWS;
+static_assert(WARPS % SLICES == 0, "a warp keeps one slice");
+static_assert(SHAPE_GDN_HEAD_DIM == 128 && HEAD == 256, "head sizes of this family");
+static_assert(OUT_TILES <= WARPS && DOWN_TILES <= WARPS, "one tile a warp");
+static_assert(SHARED_SLICES >= 1 && SHAPE_EXPERT_WIDTH % INNER == 0, "whole slices");
+
+/* ---- the ring --------------------------------------------------------------------------------- */
+
+constexpr int SLOT_TILES = 8, SLOT = SLOT_TILES * TILE_WIDE_BYTES, SLOTS = 11;
+constexpr int DOWN_PER_SLOT = SLOT / TILE_DOWN_BYTES;
+constexpr int BYTE_PER_SLOT = SLOT / TILE_BYTE_BYTES;
+constexpr int STATE_SLOTS = 4, STATE_CHUNK = 128 * 128 * 4 / STATE_SLOTS;
+constexpr int KV_TOKENS = 16, KV_CHUNK = KV_TOKENS * HEAD * 2; /* keys; as much for values */
+__host__ __device__ constexpr int chunks(int tiles, int per) { return (tiles + per - 1) / per; }
+constexpr int EXPERT_IN_CHUNKS = chunks(2 * SLICES, SLOT_TILES);
+constexpr int DOWN_CHUNKS = chunks(DOWN_TILES, DOWN_PER_SLOT);
+constexpr int OUT_CHUNKS = chunks(OUT_TILES, SLOT_TILES);
+
+struct Share { /* [first, first + n) of something */
+    int first, n;
+};
+
+/* Attention over n rows: blocks [kv * span, (kv + 1) * span) share kv head kv, `rows` each. */
+struct Context {
+    int n, span, rows, groups;  /* groups: of the span, how many have rows */
+    int kv, group, first, mine; /* of this block: rows [first, first + mine) */
+};
+
+constexpr int WORK = 21504;          /* bytes shared by whatever a stage needs */
+constexpr int WARP_SCRATCH = 256;    /* bytes of each warp */
+struct Shared {
+    alignas(128) unsigned char ring[SLOTS * SLOT];
+    alignas(128) unsigned char work[WORK];
+    alignas(16) unsigned char scratch[WARPS * WARP_SCRATCH];
+    alignas(16) unsigned char zeros[HEAD * 2];
+    unsigned long long full[SLOTS], empty[SLOTS];
+    float squares[WARPS];
+    float cosine[SHAPE_ROTARY_DIM / 2], sine[SHAPE_ROTARY_DIM / 2];
+    float route_weight;
+    int chosen[TOP_K];
+    cuda_slot slot;
+    /* this block's shares, worked out once (decode_plan.cuh) */
+    Share project[3]; /* row tiles of DeltaNet's and attention's projections and of the head */
+    Share shared_slices;
+    int expert_chunks;
+    Context context;
+};
+
+constexpr unsigned SPIN_LIMIT = 1u << 24; /* a wait this long is a fault: the kernel traps */
+
+__device__ __forceinline__ uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ __forceinline__ void barrier_init(unsigned long long *b, int count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
+}
+
+__device__ __forceinline__ void barrier_wait(const unsigned long long *b, unsigned phase) {
+    uint32_t at = shared_address(b), done;
+#pragma unroll 1
+    for (unsigned spin = 0; spin < SPIN_LIMIT; spin++) {
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(at), "r"(phase)
+                     : "memory");
+        if (done) return;
+    }
+    __trap();
+}
+
+__device__ __forceinline__ void barrier_arrive(unsigned long long *b) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+
+__device__ __forceinline__ void bulk_copy(void *to, const void *from, unsigned bytes,
+                                          unsigned long long *b) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(b))
+                 : "memory");
+}
+
+__device__ __forceinline__ void sync_consumers() {
+    asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+}
+
+/* Chunk i of this block's stream: its slot, and the parity of the slot's use. */
+__device__ __forceinline__ int slot_of(unsigned chunk) { return (int)(chunk % SLOTS); }
+__device__ __forceinline__ unsigned turn_of(unsigned chunk) { return chunk / SLOTS; }
+
+__device__ __forceinline__ const unsigned char *chunk_wait(const Shared &s, unsigned chunk) {
+    int slot = slot_of(chunk);
+    barrier_wait(&s.full[slot], turn_of(chunk) & 1);
+    return s.ring + slot * SLOT;
+}
+
+/* Every consumer warp leaves every chunk once, whether it read it or not. Between two barriers of
+ * the block fewer chunks than slots are left, so no warp is a whole turn ahead of another. */
+__device__ __forceinline__ void chunk_leave(Shared &s, unsigned chunk) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) barrier_arrive(&s.empty[slot_of(chunk)]);
+}
+
+/* ---- the grid --------------------------------------------------------------------------------- */
+
+/* All consumers have come here (sync_consumers) before thread 0 tells the grid. */
+__device__ __forceinline__ void grid_arrive(unsigned *counter) {
+    if (threadIdx.x == 0) {
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+    }
+}
+
+__device__ __forceinline__ void grid_poll(const unsigned *counter, unsigned target) {
+#pragma unroll 1
+    for (unsigned spin = 0; spin < SPIN_LIMIT; spin++) {
+        unsigned value;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+        if ((int)(value - target) >= 0) return;
+    }
+    __trap();
+}
+
+__device__ __forceinline__ void grid_wait(const unsigned *counter, unsigned target) {
+    if (threadIdx.x == 0) grid_poll(counter, target);
+    sync_consumers();
+}
+
+/* ---- numbers ---------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_high(uint32_t pair) {
+    return __uint_as_float(pair & 0xffff0000u);
+}
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+template <int FIRST = 16> __device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int d = FIRST; d; d >>= 1) x += __shfl_xor_sync(~0u, x, d);
+    return x;
+}
+template <int FIRST = 16> __device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int d = FIRST; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
+    return x;
+}
+
+/* The residual stream is a sum of many blocks' contributions. As integers of 2^-28 they add up to
+ * the same bits in any order. One contribution is below 2^21 in magnitude, or the step is marked
+ * bad; 2^21 x 132 blocks x 80 sums stays below 2^35 = 2^63 / 2^28. */
+constexpr float ONE = (float)(1 << DECODE_FIXED_BITS);
+constexpr float LARGEST = 2097152.0f;
+
+__device__ __forceinline__ float from_fixed(long long x) { return __ll2float_rn(x) * (1 / ONE); }
+
+__device__ __forceinline__ void residual_add(long long *h, float x, unsigned *bad) {
+    if (!(fabsf(x) < LARGEST)) {
+        *bad = 1;
+        x = 0;
+    }
+#ifdef DECODE_NO_SUM
+    if (x != 1.25e-7f) return;
+#endif
+    long long v = __float2ll_rn(x * ONE);
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(h), "l"(v) : "memory");
+}
+
+/* ---- products --------------------------------------------------------------------------------- */
+
+/* Codes are unsigned bytes, activations 16-bit integers as two signed bytes: 256 high + low. A
+ * column of the right operand is one of them for one group, so that all sums of a 64-group are
+ * exact integers and appear in separate columns. */
+__device__ __forceinline__ void mma(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                    uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* A slice of 128 activations as this lane's part of the right operand. Lane 4 n + t holds byte
+ * plane n & 1 of inputs 32 t .. 32 t + 31, as far as column n is of their group. */
+struct Slice {
+    uint32_t first[8];  /* rows 0 and 1 of each four (columns 0 to 3): even inputs, odd inputs */
+    uint32_t second[8]; /* rows 2 and 3 (columns 4 to 7) */
+    float scale;        /* of group t & 1, divided by 16 */
+    float sum;          /* of the inputs of group t & 1 */
+};
+
+constexpr float QMAX = 32639.0f; /* 127 * 256 + 127 */
+
+/* Splits an integer within +-QMAX into its two signed bytes. */
+__device__ __forceinline__ void split(int q, int &high, int &low) {
+    high = (q + 128) >> 8;
+    low = q - (high << 8);
+}
+
+__device__ __forceinline__ uint32_t pack4(int a, int b, int c, int d) {
+    return __byte_perm(__byte_perm((uint32_t)a, (uint32_t)b, 0x0040),
+                       __byte_perm((uint32_t)c, (uint32_t)d, 0x0040), 0x5410);
+}
+
+/* x: inputs 4 lane .. 4 lane + 3 of the slice. */
+__device__ __forceinline__ void make_slice(const float (&x)[4], uint32_t *scratch, Slice &out) {
+    int lane = threadIdx.x & 31, n = lane >> 2, t = lane & 3;
+    float top = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+    top = warp_max<8>(top); /* of 16 lanes: one group */
+    float inverse = top > 0 ? QMAX / top : 0.0f;
+    int high[4], low[4], q[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        q[i] = __float2int_rn(x[i] * inverse);
+        split(q[i], high[i], low[i]);
+    }
+    /* Of the rounded inputs, so that the bias takes back what it should of the codes' mean. */
+    int sum = (q[0] + q[1]) + (q[2] + q[3]);
+#pragma unroll
+    for (int d = 8; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
+    __syncwarp();
+    scratch[lane] = pack4(high[0], high[1], high[2], high[3]);
+    scratch[32 + lane] = pack4(low[0], low[1], low[2], low[3]);
+    __syncwarp();
+    const uint4 *from = reinterpret_cast<const uint4 *>(scratch + 32 * (n & 1) + 8 * t);
+    uint4 p = from[0], r = from[1];
+    bool mine = ((n >> 1) & 1) == (t >> 1);
+    uint32_t v[8] = {__byte_perm(p.x, p.y, 0x6420), __byte_perm(p.z, p.w, 0x6420),
+                     __byte_perm(r.x, r.y, 0x6420), __byte_perm(r.z, r.w, 0x6420),
+                     __byte_perm(p.x, p.y, 0x7531), __byte_perm(p.z, p.w, 0x7531),
+                     __byte_perm(r.x, r.y, 0x7531), __byte_perm(r.z, r.w, 0x7531)};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        out.first[i] = mine && n < 4 ? v[i] : 0;
+        out.second[i] = mine && n >= 4 ? v[i] : 0;
+    }
+    out.scale = __shfl_sync(~0u, top, 16 * (t & 1)) * (1.0f / QMAX / 16.0f);
+    out.sum = (float)__shfl_sync(~0u, sum, 16 * (t & 1)) * (out.scale * 16.0f);
+}
+
+/* One wide tile times a slice: the lane's row of 32. */
+__device__ __forceinline__ float wide_tile(const unsigned char *tile, const Slice &x) {
+    int lane = threadIdx.x & 31;
+    const uint4 *codes = reinterpret_cast<const uint4 *>(tile) + lane;
+    int even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0}; /* odd inputs' codes are 16-fold */
+    constexpr uint32_t M = 0x0f0f0f0fu, N = 0xf0f0f0f0u;
+#pragma unroll
+    for (int set = 0; set < 2; set++) {
+        const uint32_t(&b)[8] = set ? x.second : x.first;
+        uint4 p = codes[64 * set], q = codes[64 * set + 32];
+        mma(even, p.x & M, q.x & M, p.y & M, q.y & M, b[0], b[1]);
+        mma(odd, p.x & N, q.x & N, p.y & N, q.y & N, b[4], b[5]);
+        mma(even, p.z & M, q.z & M, p.w & M, q.w & M, b[2], b[3]);
+        mma(odd, p.z & N, q.z & N, p.w & N, q.w & N, b[6], b[7]);
+    }
+    uint2 pair = reinterpret_cast<const uint2 *>(tile + TILE_CODES)[lane];
+    int sum0 = (even[0] * 16 + odd[0]) * 256 + (even[1] * 16 + odd[1]);
+    int sum1 = (even[2] * 16 + odd[2]) * 256 + (even[3] * 16 + odd[3]);
+    float y0 = fmaf(bf16_low(pair.x) * x.scale, (float)sum0, bf16_high(pair.x) * x.sum);
+    float y1 = fmaf(bf16_low(pair.y) * x.scale, (float)sum1, bf16_high(pair.y) * x.sum);
+    bool upper = lane & 1;
+    float other = __shfl_xor_sync(~0u, upper ? y0 : y1, 1);
+    return (upper ? y1 : y0) + other;
+}
+
+/* One byte tile: rows 2 (lane / 4) + lane % 2, in lanes whose t is 0 or 1. */
+__device__ __forceinline__ float byte_tile(const unsigned char *tile, const Slice &x) {
+    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const uint4 *codes = reinterpret_cast<const uint4 *>(tile) + lane;
+    int c[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint4 p = codes[32 * half], q = codes[64 + 32 * half];
+        uint32_t e0 = x.first[2 * half], e1 = x.first[2 * half + 1];
+        uint32_t o0 = x.first[4 + 2 * half], o1 = x.first[5 + 2 * half];
+        mma(c, p.x, q.x, p.y, q.y, __byte_perm(e0, o0, 0x5140), __byte_perm(e0, o0, 0x7362));
+        mma(c, p.z, q.z, p.w, q.w, __byte_perm(e1, o1, 0x5140), __byte_perm(e1, o1, 0x7362));
+    }
+    uint2 pair = reinterpret_cast<const uint2 *>(tile + TILE_CODES)[2 * g + (t & 1)];
+    float scale = x.scale * 16.0f;
+    float y0 = fmaf(bf16_low(pair.x) * scale, (float)(c[0] * 256 + c[1]), bf16_high(pair.x) * x.sum);
+    float y1 = fmaf(bf16_low(pair.y) * scale, (float)(c[2] * 256 + c[3]), bf16_high(pair.y) * x.sum);
+    bool upper = lane & 1;
+    float other = __shfl_xor_sync(~0u, upper ? y0 : y1, 1);
+    return (upper ? y1 : y0) + other;
+}
+
+/* 32 activations for down tiles, one a lane. */
+struct Narrow {
+    uint32_t even0, even1, odd0, odd1;
+    float scale, sum;
+};
+
+__device__ __forceinline__ void make_narrow(float x, unsigned char *scratch, Narrow &out) {
+    int lane = threadIdx.x & 31, n = lane >> 2, t = lane & 3;
+    float top = warp_max(fabsf(x));
+    int high, low, q = __float2int_rn(x * (top > 0 ? QMAX / top : 0.0f));
+    int sum = __reduce_add_sync(~0u, q);
+    split(q, high, low);
+    __syncwarp();
+    scratch[lane] = (unsigned char)high;
+    scratch[32 + lane] = (unsigned char)low;
+    __syncwarp();
+    uint2 p = reinterpret_cast<const uint2 *>(scratch + 32 * (n & 1))[t];
+    uint32_t even = __byte_perm(p.x, p.y, 0x6420), odd = __byte_perm(p.x, p.y, 0x7531);
+    int column = n >> 1;
+    out.even0 = column == 0 ? even : 0;
+    out.even1 = column == 1 ? even : 0;
+    out.odd0 = column == 2 ? odd : 0;
+    out.odd1 = column == 3 ? odd : 0;
+    out.scale = top * (1.0f / QMAX / 16.0f);
+    out.sum = (float)sum * (out.scale * 16.0f);
+}
+
+/* Set 0..3 of a down tile (32 rows): the lane's row. */
+__device__ __forceinline__ float down_set(const unsigned char *tile, int set, const Narrow &x) {
+    int lane = threadIdx.x & 31;
+    uint4 p = reinterpret_cast<const uint4 *>(tile)[32 * set + lane];
+    constexpr uint32_t M = 0x0f0f0f0fu, N = 0xf0f0f0f0u;
+    int c[4] = {0, 0, 0, 0};
+    mma(c, p.x & M, p.y & M, p.z & M, p.w & M, x.even0, x.even1);
+    mma(c, p.x & N, p.y & N, p.z & N, p.w & N, x.odd0, x.odd1);
+    int sum0 = c[0] * 256 + c[1], sum1 = c[2] * 256 + c[3];
+    bool odd = lane & 2; /* this lane's sums are of odd inputs, 16-fold */
+    int other = __shfl_xor_sync(~0u, odd ? sum0 : sum1, 2);
+    int sum = odd ? other * 16 + sum1 : sum0 * 16 + other;
+    uint32_t pair = reinterpret_cast<const uint32_t *>(tile + TILE_CODES)[32 * set + lane];
+    return fmaf(bf16_low(pair) * x.scale, (float)sum, bf16_high(pair) * x.sum);
+}
+
+} /* namespace decode */
+
+#endif
