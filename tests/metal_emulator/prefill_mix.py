@@ -313,17 +313,20 @@ class AttnOutput:
 
 
 def attn_run(
-    k: Kernels, x: AttnInput, cuts: Iterable[int], split: bool = False
+    k: Kernels, x: AttnInput, cuts: Iterable[int], split: bool = False, by_head: bool = False
 ) -> AttnOutput:
-    """Preparation and attention over chunks of so many tokens each."""
+    """Preparation and attention over chunks of so many tokens each. by_head: the cache as
+    [kv_heads][context][256]; the output has it by position all the same."""
     s, at, parts, reports = k.s, 0, [], {}
     heads, kv = s["Q_HEADS"], s["KV_HEADS"]
-    keys, values = x.keys.copy(), x.values.copy()
+    order = (1, 0, 2) if by_head else (0, 1, 2)
+    keys, values = (np.ascontiguousarray(a.transpose(order)) for a in (x.keys, x.values))
     for n in cuts:
         pos, rows = x.pos + at, slice(at, at + n)
         qg = wide(x.qg[rows].reshape(n, -1), 8)
         kk, v = wide(x.k[rows], 4), wide(x.v[rows], 4)
-        args = np.array([n, pos, qg.shape[1], kk.shape[1], kv * 256, 256], np.uint32)
+        step = (256, keys.shape[1] * 256) if by_head else (kv * 256, 256)
+        args = np.array([n, pos, qg.shape[1], kk.shape[1], *step], np.uint32)
         query = np.zeros((n, kv, 256, 8), np.uint16)
         out = np.full((n, heads, 256), NAN_BF16, np.uint16)
         reports["prep"] = k.run(
@@ -332,7 +335,7 @@ def attn_run(
              "INV_FREQ": x.inv_freq, "QUERY": query, "KEYS": keys, "VALUES": values},
         )  # fmt: skip
         # Exactly the rows that exist by now: one more is out of bounds.
-        seen = (keys[: pos + n].copy(), values[: pos + n].copy())
+        seen = (keys, values) if by_head else (keys[: pos + n].copy(), values[: pos + n].copy())
         common = {"ARGS": args, "QUERY": query, "KEYS": seen[0], "VALUES": seen[1]}
         if split:
             spans = header("prefill_attn_spans", n, pos)
@@ -356,7 +359,7 @@ def attn_run(
         parts.append((query, out))
         at += n
     query, out = (np.concatenate(p) for p in zip(*parts))
-    return AttnOutput(query, keys, values, out, reports)
+    return AttnOutput(query, keys.transpose(order), values.transpose(order), out, reports)
 
 
 def prep_reference(k: Kernels, x: AttnInput) -> tuple[np.ndarray, np.ndarray]:

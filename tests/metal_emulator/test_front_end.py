@@ -23,6 +23,7 @@ REFUSED = {
     "static local": (KERNEL + "static float d = 0; }", "static locals"),
     "lambda": (KERNEL + "float b = [&](float x) { return x; }(a[i]); }", "lambdas"),
     "recursion": ("uint g(uint n) { return n ? g(n - 1) : 0; }" + KERNEL + "}", "recursion"),
+    "qualifier as a name": ("float fragment(float x) { return x; }" + KERNEL + "}", "another"),
     "auto": (KERNEL + "auto p = a; }", "auto"),
     "derived constant": (
         "constant uint N [[function_constant(0)]];\nconstant uint M = N * 2;" + KERNEL + "}",

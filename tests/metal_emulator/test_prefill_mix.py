@@ -205,6 +205,16 @@ def test_attention_cut(shape_name: str, pos: int, tokens: int) -> None:
             assert np.array_equal(getattr(cut, name), getattr(whole, name)), f"{name} after {first}"
 
 
+def test_cache_by_head() -> None:
+    """The cache's strides are arguments: one head after another gives the same bits."""
+    k = kernels("real")
+    x = mix.attn_input(k, 70, 13)
+    usual, other = (mix.attn_run(k, x, [5, 8], by_head=b) for b in (False, True))
+    assert k.faults == []
+    for name in ("keys", "values", "out"):
+        assert np.array_equal(getattr(usual, name), getattr(other, name))
+
+
 def test_large_scores() -> None:
     """Scores of some hundreds, far apart: no overflow, and the largest wins wherever it stands."""
     k = kernels("mini")

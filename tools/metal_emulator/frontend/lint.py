@@ -25,7 +25,11 @@ _FORBIDDEN = {
     "co_await": "not in Metal's C++14",
     "concept": "not in Metal's C++14",
     "requires": "not in Metal's C++14",
+    "vertex": "a word of Metal for another kind of function: choose another name",
+    "fragment": "a word of Metal for another kind of function: choose another name",
 }
+
+
 def _check_lambda(tokens: TokenList, i: int) -> None:
     before = tokens.text(i - 1)
     starts_expression = before in ("=", "(", ",", "{", ";", "return")
