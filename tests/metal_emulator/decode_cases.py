@@ -185,6 +185,21 @@ def attn(shape_name: str, kernel: str, position: int, block_rows: int) -> Case:
     return Case(kernel, shape_name, blocks * kv_heads, buffers, want, 4e-6)
 
 
+def attn_whole(shape_name: str, buffers: dict[str, Array], keys: Array, values: Array) -> Array:
+    """softmax over all rows of the cache, gated: [q_heads][256]."""
+    s = dims(shape_name)
+    position = int(buffers["ARGS"][0])
+    qkv = buffers["QKV"][: 2 * s["Q"]].reshape(-1, 2, 256).astype(np.float64)
+    q = turn(norm(qkv[:, 0], buffers["Q_NORM"]), position, buffers["INV_FREQ"])
+    out = np.zeros_like(q)
+    for head in range(s["Q_HEADS"]):
+        k, v = (from_bf16(a[:, head // 8]).astype(np.float64) for a in (keys, values))
+        scores = k @ q[head] / 16
+        e = np.exp(scores - scores.max())
+        out[head] = e @ v / e.sum()
+    return out * sigmoid(qkv[:, 1])
+
+
 def _partials(rng: np.random.Generator, heads: int, blocks: int) -> tuple[Array, Array, Array]:
     """Partial results, statistics, and the softmax-weighted mean they stand for."""
     partial = floats(rng, blocks, heads, 256)
@@ -299,9 +314,8 @@ def sampling_args(
     """struct decode_sampling_args."""
     penalties = (repetition, frequency, presence) != (1.0, 0.0, 0.0)
     words = (stream & 0xFFFFFFFF, stream >> 32, pick & 0xFFFFFFFF, pick >> 32)
-    packed = struct.pack(
-        "<6f6I", temperature, top_p, min_p, repetition, frequency, presence, penalties, top_k, *words
-    )
+    numbers = (temperature, top_p, min_p, repetition, frequency, presence)
+    packed = struct.pack("<6f6I", *numbers, penalties, top_k, *words)
     return np.frombuffer(packed, np.uint8).copy()
 
 

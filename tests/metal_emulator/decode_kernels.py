@@ -1,5 +1,5 @@
-"""The decode kernels as the host sees them (bindings and grids of decode_args.h, by the C compiler),
-random weights, and the model's formulas in numpy, which know nothing of how kernels go about it."""
+"""The decode kernels as the host sees them (bindings and grids of decode_args.h, by the C
+compiler), random weights, and the model's formulas in numpy, which know nothing of kernels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The kernels of one decoded token against the model's formulas in numpy: at both shapes' dimensions,
-in the checked build (races, bounds, uninitialised memory) and several orders of execution."""
+"""The kernels of one decoded token against the model's formulas in numpy: at both shapes'
+dimensions, in the checked build (races, bounds, uninitialised memory), in several orders of
+execution."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ def lib(case: Case, checked: bool = True, contract: bool = False) -> Library:
     return library(kernels()[case.kernel][1], case.shape, checked, contract)
 
 
-def attn(position: int, block_rows: int, kernel: str = "decode_attn_short") -> Callable[[str], Case]:
-    return lambda shape_name: cases.attn(shape_name, kernel, position, block_rows)
+def attn(position: int, rows: int, kernel: str = "decode_attn_short") -> Callable[[str], Case]:
+    return lambda shape_name: cases.attn(shape_name, kernel, position, rows)
 
 
 CASES: dict[str, Callable[[str], Case]] = {
@@ -72,18 +73,56 @@ def test_address_spaces(file: str, shape_name: str) -> None:
     front_end.check_address_spaces(library_text(file, shape_name))
 
 
+# ---- what the cases above do not reach ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [5, 255, 1500, 32767 + 600])
+def test_attention_of_a_whole_context(position: int) -> None:
+    """Blocks as the host lays them out, merged, against one softmax over all rows."""
+    kernel, block_rows, blocks = attn_layout(position)
+    case = cases.attn("mini", kernel, position, block_rows)
+    report, after = case.run(lib(case, checked=False))
+    assert report.faults == []
+    want = cases.attn_whole("mini", case.buffers, after["KEYS"], after["VALUES"])
+    merge = cases.attn_merge("mini", blocks)
+    merge.buffers["PARTIAL"], merge.buffers["STATS"] = after["PARTIAL"], after["STATS"]
+    _, merged = merge.run(lib(merge, checked=False))
+    assert np.abs(merged["MERGED"] - want).max() <= 4e-6 * np.abs(want).max()
+
+
+def test_token_without_a_row() -> None:
+    """Whatever stands in the slot, no byte outside the embedding is read."""
+    case = cases.embed("mini", 7, host=False, count=0)
+    table = case.buffers["CODES"]
+    rows = cases.dims("mini")["VOCAB"]
+    whole = [np.resize(a, (rows, a.shape[1])) for a in table.arrays()]
+    case.buffers["CODES"] = type(table)(*whole, 4)
+    case.buffers["TOKEN"][0] = 0xFFFFFFFF
+    case.check(lib(case))  # row 4095 is row 7 of eight, repeated
+
+
+@pytest.mark.parametrize("name", ["experts_up", "experts_down"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_experts_of_logits_that_are_not_finite(name: str, bad: float) -> None:
+    """The choice stays within the experts."""
+    case = CASES[name]("mini")
+    case.buffers["LOGITS"][:] = bad
+    report, _ = case.run(lib(case))
+    assert report.faults == []
+
+
 # ---- bytes -----------------------------------------------------------------------------------
 
 WEIGHTS = {
     "gdn_in": "QKV Z B A", "gdn_out": "PROJ", "attn_in": "Q K V", "attn_out": "PROJ",
-    "router": "LOGITS_W SHARED_GATE GATE UP",
+    "router": "LOGITS_W SHARED_GATE GATE UP", "head": "PROJ",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_are_read_once(name: str) -> None:
     """Every byte of every matrix, and none of them twice, at the real shape."""
-    case = CASES[name]("real")
+    case = cases.head("real") if name == "head" else CASES[name]("real")
     report, _ = case.run(lib(case))
     for matrix in WEIGHTS[name].split():
         for i, array in enumerate(case.buffers[matrix].arrays()):
@@ -134,7 +173,7 @@ def test_attention_layout() -> None:
 
 
 def test_grids_fill_a_large_gpu() -> None:
-    """Every kernel between the ends of the model has threadgroups for 40 cores at the real shape."""
+    """Every kernel between the model's ends has threadgroups for 40 cores at the real shape."""
     for name in kernels():
         if name.startswith(("decode_gdn", "decode_router", "decode_experts", "decode_head")):
             assert groups(name, "real") >= 97, name

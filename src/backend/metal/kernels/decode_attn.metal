@@ -80,6 +80,7 @@ inline attn_turn attn_turn_at(float inv_freq, uint position, uint lane) {
     const float c = precise::cos(angle);
     const float s = precise::sin(angle);
     attn_turn t;
+    DECODE_UNROLL
     for (int e = 0; e < 8; e++) {
         const ushort frequency = (ushort)(lane % 4 * 8 + e);
         t.c[e] = simd_shuffle(c, frequency);
@@ -101,6 +102,7 @@ inline void attn_prepare(thread float4 &low, thread float4 &high, device const f
     const float4 other_high = simd_shuffle_xor(high, 4);
     if (lane < 8) {
         const float sign = lane < 4 ? -1.0f : 1.0f;
+        DECODE_UNROLL
         for (int e = 0; e < 4; e++) {
             low[e] = low[e] * t.c[e] + sign * other_low[e] * t.s[e];
             high[e] = high[e] * t.c[e + 4] + sign * other_high[e] * t.s[e + 4];
@@ -166,12 +168,14 @@ inline void attn_queries(attn_block b, uint position, device const float4 *qkv,
  * Each step halves what a lane holds, so that no sum is made twice. */
 inline float attn_sum_heads(thread const float *p, uint lane) {
     float a[4];
+    DECODE_UNROLL
     for (int i = 0; i < 4; i++) {
         const bool upper = (lane & 16) != 0;
         const float sent = upper ? p[i] : p[i + 4];
         a[i] = (upper ? p[i + 4] : p[i]) + simd_shuffle_xor(sent, 16);
     }
     float c[2];
+    DECODE_UNROLL
     for (int i = 0; i < 2; i++) {
         const bool upper = (lane & 8) != 0;
         const float sent = upper ? a[i] : a[i + 2];
@@ -183,6 +187,7 @@ inline float attn_sum_heads(thread const float *p, uint lane) {
 }
 inline float attn_sum_rows(thread const float *p, uint lane) {
     float a[2];
+    DECODE_UNROLL
     for (int i = 0; i < 2; i++) {
         const bool upper = (lane & 2) != 0;
         const float sent = upper ? p[i] : p[i + 2];
@@ -200,6 +205,7 @@ inline void attn_scores(attn_block b, device const uint4 *keys, threadgroup floa
                         threadgroup float *most) {
     threadgroup float *scores = (threadgroup float *)shared;
     float4 q[ATTN_HEADS][2];
+    DECODE_UNROLL
     for (int head = 0; head < ATTN_HEADS; head++) {
         q[head][0] = shared[head * 64 + b.lane];
         q[head][1] = shared[head * 64 + 32 + b.lane];
@@ -208,13 +214,16 @@ inline void attn_scores(attn_block b, device const uint4 *keys, threadgroup floa
     float largest = -INFINITY;
     for (uint row = 4 * b.simdgroup; row < b.rows; row += 4 * SIMDS) {
         uint4 k[4];
+        DECODE_UNROLL
         for (uint i = 0; i < 4; i++) k[i] = keys[attn_place(b, row + i)];
         float sum[4];
+        DECODE_UNROLL
         for (int i = 0; i < 4; i++) {
             float4 low;
             float4 high;
             float p[ATTN_HEADS];
             decode_unpack(k[i], low, high);
+            DECODE_UNROLL
             for (int head = 0; head < ATTN_HEADS; head++) {
                 p[head] = decode_dot4(high, q[head][1], decode_dot4(low, q[head][0], 0.0f));
             }
@@ -258,16 +267,20 @@ inline float attn_softmax(attn_block b, threadgroup float *scores, threadgroup c
 template <int SIMDS>
 inline void attn_values(attn_block b, device const uint4 *values, threadgroup const float4 *weights,
                         thread float4 (&acc)[ATTN_HEADS][2]) {
+    DECODE_UNROLL
     for (int head = 0; head < ATTN_HEADS; head++) acc[head][0] = acc[head][1] = float4(0.0f);
     for (uint row = 4 * b.simdgroup; row < b.rows; row += 4 * SIMDS) {
         uint4 v[4];
+        DECODE_UNROLL
         for (uint i = 0; i < 4; i++) v[i] = values[attn_place(b, row + i)];
+        DECODE_UNROLL
         for (uint i = 0; i < 4; i++) {
             float4 low;
             float4 high;
             decode_unpack(v[i], low, high);
             const float4 w0 = weights[2 * (row + i)];
             const float4 w1 = weights[2 * (row + i) + 1];
+            DECODE_UNROLL
             for (int head = 0; head < 4; head++) {
                 acc[head][0] = fma(float4(w0[head]), low, acc[head][0]);
                 acc[head][1] = fma(float4(w0[head]), high, acc[head][1]);
@@ -283,9 +296,10 @@ template <int SIMDS>
 inline void attn_finish(attn_block b, thread const float4 (&acc)[ATTN_HEADS][2],
                         device const float4 *qkv, threadgroup float4 *shared, device float4 *out) {
     enum { HEADS = 16 / SIMDS };
-#pragma clang loop unroll(full)
+    DECODE_UNROLL
     for (int from = 0; from < ATTN_HEADS; from += HEADS) {
         threadgroup_barrier(mem_flags::mem_threadgroup); /* FREE */
+        DECODE_UNROLL
         for (int i = 0; i < HEADS; i++) {
             const uint at = (b.simdgroup * HEADS + (uint)i) * 64 + 2 * b.lane;
             shared[at] = acc[from + i][0];

@@ -17,6 +17,9 @@
 
 #include "decode_args.h"
 
+/* Before a loop whose arrays live in registers only when every index is known. */
+#define DECODE_UNROLL _Pragma("clang loop unroll(full)")
+
 inline float decode_bf16(ushort bits) {
     return as_type<float>((uint)bits << 16);
 }
@@ -49,6 +52,7 @@ inline float decode_dot4(float4 a, float4 b, float sum) {
 }
 /* Over LANES neighbouring lanes, a power of two; every lane gets the sum. */
 template <int LANES, typename T> inline T decode_lanes_sum(T value) {
+    DECODE_UNROLL
     for (ushort mask = LANES / 2; mask > 0; mask /= 2) value += simd_shuffle_xor(value, mask);
     return value;
 }
@@ -154,6 +158,7 @@ template <int R> struct decode_codes {
 /* place[r]: of row r's chunk in the matrix, in units of 16 bytes. */
 template <int R> inline decode_codes<R> decode_fetch(decode_matrix m, thread const uint *place) {
     decode_codes<R> c;
+    DECODE_UNROLL
     for (int r = 0; r < R; r++) {
         c.w[r] = m.codes[place[r]];
         c.scale[r] = decode_bf16(m.scales[place[r] / 2]);
@@ -166,13 +171,17 @@ template <int CHUNKS, int R>
 inline void decode_multiply(thread const decode_codes<R> &c, uint at, threadgroup const float4 *x,
                             threadgroup const float *sums, thread float *y) {
     float dot[R];
+    DECODE_UNROLL
     for (int r = 0; r < R; r++) dot[r] = 0.0f;
+    DECODE_UNROLL
     for (int part = 0; part < 4; part++) {
         const float4 a = x[2 * part * CHUNKS + at];
         const float4 b = x[(2 * part + 1) * CHUNKS + at];
+        DECODE_UNROLL
         for (int r = 0; r < R; r++) dot[r] = decode_dot8(c.w[r][part], a, b, dot[r]);
     }
     const float sum = sums[at];
+    DECODE_UNROLL
     for (int r = 0; r < R; r++) y[r] = fma(c.scale[r], dot[r], fma(c.bias[r], sum, y[r]));
 }
 
@@ -190,6 +199,7 @@ template <int COLS> inline uint decode_lane_part(uint lane) {
 template <int COLS, int R>
 inline void decode_places(uint first, uint rows, uint lane, thread uint *place) {
     static_assert((COLS & (COLS - 1)) == 0 && COLS >= 64, "a row is a power of two");
+    DECODE_UNROLL
     for (int r = 0; r < R; r++) {
         const uint row = min(first + r * DECODE_WAVE_ROWS(COLS), rows - 1);
         place[r] = row * DECODE_CHUNKS(COLS) + decode_lane_part<COLS>(lane);
@@ -204,12 +214,16 @@ inline void decode_rows(decode_matrix m, uint first, uint rows, threadgroup cons
     enum { CHUNKS = DECODE_CHUNKS(COLS), LANES = 32 / DECODE_WAVE_ROWS(COLS) };
     uint place[R];
     decode_places<COLS, R>(first, rows, lane, place);
+    DECODE_UNROLL
     for (int r = 0; r < R; r++) y[r] = 0.0f;
+    DECODE_UNROLL
     for (int step = 0; step < CHUNKS / LANES; step++) {
         const decode_codes<R> c = decode_fetch<R>(m, place);
         decode_multiply<CHUNKS, R>(c, decode_lane_part<COLS>(lane) + step * LANES, x, sums, y);
+        DECODE_UNROLL
         for (int r = 0; r < R; r++) place[r] += LANES;
     }
+    DECODE_UNROLL
     for (int r = 0; r < R; r++) y[r] = decode_lanes_sum<LANES>(y[r]);
 }
 
@@ -223,25 +237,33 @@ inline void decode_pairs(decode_matrix gate, decode_matrix up, uint first, uint 
     uint place[R];
     float u[R];
     decode_places<COLS, R>(first, rows, lane, place);
+    DECODE_UNROLL
     for (int i = 0; i < R; i++) y[i] = u[i] = 0.0f;
+    DECODE_UNROLL
     for (int step = 0; step < CHUNKS / LANES; step++) {
         const uint at = decode_lane_part<COLS>(lane) + step * LANES;
         const decode_codes<R> c = decode_fetch<R>(gate, place);
         const decode_codes<R> d = decode_fetch<R>(up, place);
         decode_multiply<CHUNKS, R>(c, at, x, sums, y);
         decode_multiply<CHUNKS, R>(d, at, x, sums, u);
+        DECODE_UNROLL
         for (int i = 0; i < R; i++) place[i] += LANES;
     }
+    DECODE_UNROLL
     for (int i = 0; i < R; i++) {
         const float g = decode_lanes_sum<LANES>(y[i]) * r;
         y[i] = decode_silu(g) * (decode_lanes_sum<LANES>(u[i]) * r);
     }
 }
 
-/* y[i] without an index that the compiler cannot know. */
+/* y[i] without an index that the compiler does not know: y stays in registers. */
 template <int R> inline float decode_pick(thread const float *y, uint i) {
     float value = y[0];
-    for (int k = 1; k < R; k++) value = i == (uint)k ? y[k] : value;
+    DECODE_UNROLL
+    for (int k = 1; k < R; k++) {
+        const float other = y[k];
+        value = i == (uint)k ? other : value;
+    }
     return value;
 }
 
@@ -258,6 +280,7 @@ inline float decode_byte_row(decode_matrix m, uint row, threadgroup const float4
         const uint group = (row * HALVES + at) / 4;
         const uint odd = at % 2;
         float dot = 0.0f;
+        DECODE_UNROLL
         for (int part = 0; part < 4; part++) {
             /* The staged factors 16^-e become 256^-(e % 4). */
             const float4 factor =

@@ -136,6 +136,7 @@ kernel void decode_gdn_delta(device const float *proj [[buffer(DECODE_GDN_DELTA_
     const uint column = slice * DECODE_DELTA_COLUMNS + simdgroup * COLUMNS;
     const uint place = (head * N + column) * (N / 4) + lane;
     float4 s[COLUMNS];
+    DECODE_UNROLL
     for (int i = 0; i < COLUMNS; i++) s[i] = state_in[place + i * (N / 4)];
     const uint mine = head * N + column + lane % COLUMNS; /* of the values */
     const float v =
@@ -156,6 +157,7 @@ kernel void decode_gdn_delta(device const float *proj [[buffer(DECODE_GDN_DELTA_
     float4 recalled;
     float4 read;
     float4 values;
+    DECODE_UNROLL
     for (int i = 0; i < COLUMNS; i++) {
         s[i] *= decay;
         recalled[i] = decode_dot4(s[i], k, 0.0f);
@@ -165,10 +167,12 @@ kernel void decode_gdn_delta(device const float *proj [[buffer(DECODE_GDN_DELTA_
     const float key_query = decode_lanes_sum<32>(decode_dot4(k, q, 0.0f));
     const float4 d = beta * (values - decode_lanes_sum<32>(recalled));
     const float4 o = decode_lanes_sum<32>(read) + key_query * d;
+    DECODE_UNROLL
     for (int i = 0; i < COLUMNS; i++) state_out[place + i * (N / 4)] = s[i] + k * d[i];
     if (lane < COLUMNS) {
         const float z = proj[SHAPE_CONV_DIM + mine];
-        gated[mine] = o[lane] * norm[mine % N] * decode_silu(z);
+        const float mixed[COLUMNS] = {o.x, o.y, o.z, o.w};
+        gated[mine] = decode_pick<COLUMNS>(mixed, lane) * norm[mine % N] * decode_silu(z);
     }
     const float sum_squares = decode_dot4(o, o, 0.0f);
     if (lane == 0) slice_squares[simdgroup] = sum_squares;

@@ -74,18 +74,21 @@ inline float moe_choose(device const float *logits, threadgroup uint *chosen, ui
     enum { MINE = SHAPE_EXPERTS / 32 };
     static_assert(SHAPE_EXPERTS % 32 == 0 && SHAPE_TOP_K == 8, "a lane has every 32nd expert");
     uint keys[MINE];
+    DECODE_UNROLL
     for (int i = 0; i < MINE; i++) keys[i] = decode_ordered(logits[i * 32 + lane]);
     uint mine = 0;
     uint first = 0;
     for (uint j = 0; j < SHAPE_TOP_K; j++) {
         uint best = keys[0];
         uint id = lane;
+        DECODE_UNROLL
         for (int i = 1; i < MINE; i++) {
             id = keys[i] > best ? (uint)i * 32 + lane : id;
             best = max(best, keys[i]);
         }
         const uint largest = simd_max(best);
         id = simd_min(best == largest ? id : (uint)SHAPE_EXPERTS - 1); /* valid whatever happens */
+        DECODE_UNROLL
         for (int i = 0; i < MINE; i++) keys[i] = (uint)i * 32 + lane == id ? 0 : keys[i];
         if (lane == 0) chosen[j] = id;
         if (j == 0) first = largest;
@@ -194,9 +197,12 @@ kernel void decode_experts_down(
     uint place[R];
     float y[R];
     decode_places<I, R>(first, SHAPE_HIDDEN, lane, place);
+    DECODE_UNROLL
     for (int i = 0; i < R; i++) y[i] = 0.0f;
+    DECODE_UNROLL
     for (uint from = 0; from <= SHAPE_TOP_K; from += AT_ONCE) {
         decode_codes<R> codes[AT_ONCE];
+        DECODE_UNROLL
         for (uint j = 0; j < AT_ONCE; j++) {
             decode_matrix m = decode_matrix_of(shared_down, shared_scales, shared_biases);
             if (from + j < SHAPE_TOP_K) {
@@ -205,14 +211,18 @@ kernel void decode_experts_down(
             }
             codes[j] = decode_fetch<R>(m, place);
         }
+        DECODE_UNROLL
         for (uint j = 0; j < AT_ONCE; j++) {
             float own[R];
+            DECODE_UNROLL
             for (int i = 0; i < R; i++) own[i] = 0.0f;
             const uint at = (from + j) * DECODE_CHUNKS(I) + part;
             decode_multiply<DECODE_CHUNKS(NINE), R>(codes[j], at, x, sums, own);
+            DECODE_UNROLL
             for (int i = 0; i < R; i++) y[i] = fma(weights[from + j], own[i], y[i]);
         }
     }
+    DECODE_UNROLL
     for (int i = 0; i < R; i++) y[i] = decode_lanes_sum<LANES>(y[i]);
     const uint row = first + part * DECODE_WAVE_ROWS(I);
     if (part < R && row < SHAPE_HIDDEN) h[row] += decode_pick<R>(y, part);

@@ -63,6 +63,7 @@ inline uint sample_before(thread sample_threads &t, uint value) {
 
 template <int N> inline uint sample_above(thread const uint *keys, uint limit) {
     uint n = 0;
+    DECODE_UNROLL
     for (int i = 0; i < N; i++) n += keys[i] > limit ? 1 : 0;
     return n;
 }
@@ -81,6 +82,7 @@ inline uint sample_choose(thread sample_threads &t, thread const uint *keys, uin
         if (reached == k) break; /* these are they */
     }
     uint equal = 0;
+    DECODE_UNROLL
     for (int i = 0; i < N; i++) equal += keys[i] == limit ? 1 : 0;
     const uint above = sample_above<N>(keys, limit);
     const uint ties = k - sample_sum(t, above); /* so many equal ones are in, the first ones */
@@ -88,6 +90,7 @@ inline uint sample_choose(thread sample_threads &t, thread const uint *keys, uin
     uint tie = before & 0xffffu;
     first = (before >> 16) + min(tie, ties);
     uint bits = 0;
+    DECODE_UNROLL
     for (int i = 0; i < N; i++) {
         const bool is_tie = keys[i] == limit;
         if (keys[i] > limit || (is_tie && tie < ties)) bits |= 1u << i;
@@ -112,6 +115,7 @@ inline float sample_uniform(constant decode_sampling_args &args) {
  * filled. */
 inline uint sample_top_p(threadgroup const float *weight, threadgroup float *sorted, uint n,
                          float top_p, uint lane, thread uint *rank) {
+    DECODE_UNROLL
     for (uint s = 0; s < 2; s++) {
         const uint i = s * 32 + lane;
         rank[s] = 0;
@@ -140,11 +144,13 @@ inline uint sample_draw(threadgroup float *value, threadgroup float *sorted, uin
     float best = -INFINITY;
     for (uint i = 0; i < n; i++) best = max(best, value[i]);
     float w[2];
+    DECODE_UNROLL
     for (uint s = 0; s < 2; s++) {
         const uint i = s * 32 + lane;
         w[s] = i < n ? exp((value[i] - best) / args.temperature) : 0.0f;
     }
     simdgroup_barrier(mem_flags::mem_threadgroup); /* BEST */
+    DECODE_UNROLL
     for (uint s = 0; s < 2; s++) {
         if (s * 32 + lane < n) value[s * 32 + lane] = w[s];
     }
@@ -152,9 +158,11 @@ inline uint sample_draw(threadgroup float *value, threadgroup float *sorted, uin
     if (args.top_p < 1.0f) {
         uint rank[2];
         const uint kept = sample_top_p(value, sorted, n, args.top_p, lane, rank);
+        DECODE_UNROLL
         for (uint s = 0; s < 2; s++) w[s] = rank[s] < kept ? w[s] : 0.0f;
     }
     simdgroup_barrier(mem_flags::mem_threadgroup); /* TOP_P */
+    DECODE_UNROLL
     for (uint s = 0; s < 2; s++) {
         if (w[s] < args.min_p) w[s] = 0.0f;
         if (s * 32 + lane < n) value[s * 32 + lane] = w[s];
@@ -197,6 +205,7 @@ kernel void decode_sample(constant decode_sampling_args &args [[buffer(DECODE_SA
 
     uint keys[SAMPLE_PER_THREAD];
     uint most = 0;
+    DECODE_UNROLL
     for (uint i = 0; i < SAMPLE_PER_THREAD; i++) {
         const uint group = thread_index * SAMPLE_PER_THREAD + i;
         keys[i] = group < SAMPLE_GROUPS ? best[group] : 0;
@@ -206,10 +215,11 @@ kernel void decode_sample(constant decode_sampling_args &args [[buffer(DECODE_SA
         if (thread_index == 0) token[0] = result[0] = result[1] = 0;
         return;
     }
-    const uint k = args.temperature < 1e-5f ? 1 : args.top_k;
+    const uint k = args.temperature < 1e-5f ? 1 : clamp(args.top_k, 1u, (uint)SAMPLE_MOST);
     const uint n_groups = min(k, (uint)SAMPLE_GROUPS);
     uint at;
     uint bits = sample_choose<SAMPLE_PER_THREAD>(t, keys, n_groups, at);
+    DECODE_UNROLL
     for (uint i = 0; i < SAMPLE_PER_THREAD; i++) {
         if ((bits >> i & 1) != 0) groups[at++] = thread_index * SAMPLE_PER_THREAD + i;
     }
@@ -222,6 +232,7 @@ kernel void decode_sample(constant decode_sampling_args &args [[buffer(DECODE_SA
         used ? groups[place / DECODE_HEAD_ROWS] * DECODE_HEAD_ROWS + place % DECODE_HEAD_ROWS
              : (uint)SHAPE_VOCAB;
     uint span[SAMPLE_SPAN];
+    DECODE_UNROLL
     for (uint i = 0; i < SAMPLE_SPAN; i++) {
         span[i] = 0;
         if (from < SHAPE_VOCAB) {
@@ -229,6 +240,7 @@ kernel void decode_sample(constant decode_sampling_args &args [[buffer(DECODE_SA
         }
     }
     bits = sample_choose<SAMPLE_SPAN>(t, span, k, at);
+    DECODE_UNROLL
     for (uint i = 0; i < SAMPLE_SPAN; i++) {
         if ((bits >> i & 1) != 0) {
             ids[at] = from + i;
