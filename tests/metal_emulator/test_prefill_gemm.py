@@ -87,7 +87,7 @@ def test_combine_norm_is_combine_then_norm(shape: str) -> None:
 # ---- products
 
 
-@pytest.mark.parametrize("n", [1, 8, 9, 33, 70])
+@pytest.mark.parametrize("n", [1, 8, 9, 17, 33, 70])
 @pytest.mark.parametrize("mode", [STORE_F32, STORE_BF16, ADD_F32])
 def test_gemm(n: int, mode: int) -> None:
     """Ragged rows, and outputs that are no multiple of the tile's."""
@@ -138,7 +138,8 @@ def heights(total: int) -> Iterator[list[int]]:
     yield [total]
     yield [1] * total
     yield [8] * (total // 8) + [total % 8] * (total % 8 > 0)
-    yield [9, total - 9]
+    yield [9, 16, total - 25]
+    yield [17, total - 17]
 
 
 @pytest.mark.parametrize("checked", [False, True], ids=["fast", "checked"])
@@ -267,15 +268,16 @@ def test_experts_real(checked: bool) -> None:
 def test_an_expert_row_is_the_same_in_every_block() -> None:
     """The same rows alone (small tiles) and among others (large ones): the same bits."""
     lib = pm.library(MINI, "prefill_experts", checked=False)
-    ids = np.tile(np.arange(8, dtype=np.uint16), (45, 1))
+    ids = np.tile(np.arange(8, dtype=np.uint16), (30, 1))
     many = Experts(MINI, ids)
-    few = Experts(MINI, ids[:5])
-    few.x[:], few.weights[:] = many.x[40:], many.weights[40:]
-    few.w = many.w
-    for case in (many, few):
-        case.up(lib, 0)
-        case.down(lib, 0)
-    assert np.array_equal(many.out[40:], few.out) and few.out.any()
+    many.up(lib, 0)
+    many.down(lib, 0)
+    for n in (5, 12):
+        few = Experts(MINI, ids[:n])
+        few.x[:], few.weights[:], few.w = many.x[-n:], many.weights[-n:], many.w
+        few.up(lib, 0)
+        few.down(lib, 0)
+        assert np.array_equal(many.out[-n:], few.out) and few.out.any()
 
 
 # ---- bytes that each kernel touches: what the header promises to the recorded graph

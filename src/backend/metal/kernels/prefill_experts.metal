@@ -2,8 +2,9 @@
 //   _down: out[pair, H] = bf16(weight[pair] * (act[place] down_e^T)).
 // 2 Layout: x bf16 [n, H]; gate, up [I, H], down [H, I] of 4 bits, expert e at e strides; act bf16
 //   [8n, I] in sorted order; out bf16 [n, 8, H].
-// 3 Threads: a threadgroup of 4 simdgroups has a block (up to 32 pairs of one expert; up to 8: the
-//   small tile) and 64 outputs, or 32 of gate and the same of up; tile.h. Empty blocks end at once.
+// 3 Threads: a threadgroup of 4 simdgroups has a block (up to 32 pairs of one expert, in a tile 8,
+//   16 or 32 high) and 64 outputs, or 32 of gate and the same of up; tile.h. Empty blocks end at
+//   once.
 // 4 Fused: gathering, dequantisation, SiLU, weighting, scattering. Agrees with expert() of ref_moe
 //   (backend/ref/moe.c) for bf16 inputs.
 // 5 Bytes: a used expert's weights once per block (n = 2048: 2.5 blocks, 1.13 GB; 0.45 GB at

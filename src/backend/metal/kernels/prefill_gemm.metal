@@ -1,7 +1,7 @@
 // 1 Mathematics: y[n, out] = x[n, cols] W[out, cols]^T; _multi: up to four W; _silu: y =
 //   bf16(silu(x gate^T) * (x up^T)). Stored as float32 or bf16, or added to y.
 // 2 Layout: x bf16 rows; W of 4 bits row by row, bf16 scale and bias per 64 columns; y rows.
-// 3 Threads: a threadgroup of 4 simdgroups has 32 x 64 outputs (8 x 64 for a rest of up to 8 rows);
+// 3 Threads: a threadgroup of 4 simdgroups has 32 x 64 outputs (16 or 8 rows for a small rest);
 //   bands of 8 tiles of rows walk over the outputs together; tile.h.
 // 4 Fused: dequantisation, several matrices of one input, SiLU, residual. Agrees with mat_vec of
 //   bf16(x) (model/weights.h): weights are exact.

@@ -7,7 +7,10 @@
  * is three bindings: codes [rows][cols * bits / 8] bytes, scales and biases bf16 [rows][cols / 64];
  * codes are bound at a multiple of 16 bytes, all activations likewise. Every kernel's argument
  * struct is its last binding. Grids count threadgroups; all threadgroups have the full size.
- * Unless a line says otherwise a kernel reads its inputs whole and writes its outputs whole. */
+ * Unless a line says otherwise a kernel reads its inputs whole and writes its outputs whole.
+ *
+ * prefill_tensor.metal (language 4.0) has prefill_gemm, _gemm_multi, _gemm_silu, _experts_up and
+ * _experts_down once more, by tensor operations, under these names with _tensor behind them. */
 #ifndef LILY_METAL_PREFILL_GEMM_ARGS_H
 #define LILY_METAL_PREFILL_GEMM_ARGS_H
 
@@ -15,39 +18,15 @@
 #include <stdint.h>
 #endif
 
-/* Kernel, its .metal file, threads of a threadgroup; 0: PREFILL_ROW_THREADS or
- * PREFILL_ROUTER_THREADS, which depend on the shape and which the grids below return. */
-#define PREFILL_GEMM_KERNEL_MAP(XX)                                                                \
-    XX(PREFILL_EMBED, prefill_embed, "prefill_embed.metal", 0)                                     \
-    XX(PREFILL_NORM, prefill_norm, "prefill_norm.metal", 0)                                        \
-    XX(PREFILL_GEMM, prefill_gemm, "prefill_gemm.metal", 128)                                      \
-    XX(PREFILL_GEMM_MULTI, prefill_gemm_multi, "prefill_gemm.metal", 128)                          \
-    XX(PREFILL_GEMM_SILU, prefill_gemm_silu, "prefill_gemm.metal", 128)                            \
-    XX(PREFILL_ROUTER, prefill_router, "prefill_router.metal", 0)                                  \
-    XX(PREFILL_ROUTE, prefill_route, "prefill_route.metal", 256)                                   \
-    XX(PREFILL_EXPERTS_UP, prefill_experts_up, "prefill_experts.metal", 128)                       \
-    XX(PREFILL_EXPERTS_DOWN, prefill_experts_down, "prefill_experts.metal", 128)                   \
-    XX(PREFILL_COMBINE, prefill_combine, "prefill_combine.metal", 0)                               \
-    XX(PREFILL_COMBINE_NORM, prefill_combine_norm, "prefill_combine.metal", 0)
-
-/* The same with the tensor operations of Metal 4: bindings, arguments and grids are those of the
- * names without _tensor; the file's language version is 4.0. */
-#define PREFILL_TENSOR_KERNEL_MAP(XX)                                                              \
-    XX(PREFILL_GEMM_TENSOR, prefill_gemm_tensor, "prefill_tensor.metal", 128)                      \
-    XX(PREFILL_GEMM_MULTI_TENSOR, prefill_gemm_multi_tensor, "prefill_tensor.metal", 128)          \
-    XX(PREFILL_GEMM_SILU_TENSOR, prefill_gemm_silu_tensor, "prefill_tensor.metal", 128)            \
-    XX(PREFILL_EXPERTS_UP_TENSOR, prefill_experts_up_tensor, "prefill_tensor.metal", 128)          \
-    XX(PREFILL_EXPERTS_DOWN_TENSOR, prefill_experts_down_tensor, "prefill_tensor.metal", 128)
-
+/* Tiles: 32 rows of x by 64 outputs; a rest of at most 16 or 8 rows takes a lower one. Where gate
+ * and up are computed together, 32 outputs of each. A band of neighbouring tiles of rows runs
+ * together and shares the weights it reads. */
 #define PREFILL_MAX_ROWS 2048
-#define PREFILL_TILE_M                                                                             \
-    32 /* rows of a tile; a rest of at most PREFILL_SMALL_M takes a small one                      \
-        */
-#define PREFILL_SMALL_M 8
-#define PREFILL_TILE_N                                                                             \
-    64                 /* outputs of a tile; 32 pairs where gate and up are computed together      \
-                        */
-#define PREFILL_BAND 8 /* neighbouring tiles of rows that run together and share weights */
+#define PREFILL_TILE_M   32
+#define PREFILL_MEDIUM_M 16
+#define PREFILL_SMALL_M  8
+#define PREFILL_TILE_N   64
+#define PREFILL_BAND     8
 
 /* ---- prefill_embed: h = embedding row of each token. The token ids are the host's to check.
  * reads ids 4n, of codes n rows of H/2, of scales and biases n rows of H/32; writes h 4nH */

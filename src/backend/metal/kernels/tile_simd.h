@@ -1,9 +1,9 @@
 /* Tiles multiplied by simdgroup_matrix, on every chip.
  *
- * A threadgroup of 4 simdgroups makes a tile of 32 (or 8) rows of x and 64 rows of W, 64 columns at
- * a time, one quantisation group. Codes are unpacked into threadgroup memory as the bfloat numbers
- * 128 + code, which takes one OR for two codes (0x4300 is 128, and its last mantissa bit is worth
- * 1), so weights are never rounded. Scale and bias join once per group, on the sums:
+ * A threadgroup of 4 simdgroups makes a tile of 32 (16, 8) rows of x and 64 rows of W, 64 columns
+ * at a time, one quantisation group. Codes are unpacked into threadgroup memory as the bfloat
+ * numbers 128 + code, which takes one OR for two codes (0x4300 is 128, and its last mantissa bit is
+ * worth 1), so weights are never rounded. Scale and bias join once per group, on the sums:
  *
  *   sum_k x_k (s q_k + b) = s sum_k x_k (128 + q_k) + (b - 128 s) sum_k x_k
  *
@@ -51,8 +51,8 @@ template <int HEIGHT> inline tile_place tile_where(uint thread_index) {
     uint quad = lane / 4;
     tile_place p;
     p.thread_index = thread_index;
-    p.simd_n = HEIGHT == PREFILL_SMALL_M ? simdgroup : simdgroup % 2;
-    p.simd_m = HEIGHT == PREFILL_SMALL_M ? 0 : simdgroup / 2;
+    p.simd_n = HEIGHT == PREFILL_TILE_M ? simdgroup % 2 : simdgroup;
+    p.simd_m = HEIGHT == PREFILL_TILE_M ? simdgroup / 2 : 0;
     p.row = (quad & 4) + (lane / 2) % 4;
     p.pair = (quad & 2) + lane % 2;
     return p;
@@ -192,13 +192,13 @@ inline void tile_stage(thread const tile_totals<FN, FM> &totals, tile_memory t, 
     threadgroup_barrier(mem_flags::mem_threadgroup); /* STAGED */
 }
 
-/* A tile from its source to finished sums in threadgroup memory. A small tile gives each simdgroup
- * two fragments of outputs, the usual one 4 x 2. */
+/* A tile from its source to finished sums in threadgroup memory. A simdgroup has 32 outputs of 16
+ * rows, or in a lower tile 16 outputs of all rows. */
 template <int HEIGHT, bool PAIRED>
 inline void tile_make(thread const tile_source &source, uint steps, tile_memory t,
                       uint thread_index) {
     tile_place p = tile_where<HEIGHT>(thread_index);
-    tile_totals<HEIGHT == PREFILL_SMALL_M ? 2 : 4, HEIGHT == PREFILL_SMALL_M ? 1 : 2> totals;
+    tile_totals<HEIGHT == PREFILL_TILE_M ? 4 : 2, HEIGHT == PREFILL_SMALL_M ? 1 : 2> totals;
     tile_run<HEIGHT, PAIRED>(totals, source, steps, t, p);
     tile_stage<PAIRED>(totals, t, p);
 }
@@ -209,6 +209,8 @@ inline void tile_make_for(uint rows, thread const tile_source &source, uint step
                           uint thread_index) {
     if (rows <= PREFILL_SMALL_M)
         tile_make<PREFILL_SMALL_M, PAIRED>(source, steps, t, thread_index);
+    else if (rows <= PREFILL_MEDIUM_M)
+        tile_make<PREFILL_MEDIUM_M, PAIRED>(source, steps, t, thread_index);
     else
         tile_make<PREFILL_TILE_M, PAIRED>(source, steps, t, thread_index);
 }
