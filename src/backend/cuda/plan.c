@@ -67,6 +67,10 @@ static void add_layer(const struct shape *s, int32_t l, int32_t n, struct backen
                        mat_bytes(w.shared_down) + (uint64_t)((double)all * share);
     weights += full ? mat_bytes(w.qkv) + mat_bytes(w.o)
                     : mat_bytes(w.qkvz) + mat_bytes(w.ba) + mat_bytes(w.out);
+    /* Norms, and the convolution, decay and gate of the recurrent layers, in float32. */
+    weights += f * (uint64_t)(2 * s->hidden + (full ? 2 * s->head_dim
+                                                    : s->conv_taps * s->conv_dim +
+                                                          2 * s->gdn_v_heads + s->gdn_head_dim));
     uint64_t h = (uint64_t)s->hidden;
     uint64_t width = (uint64_t)(full ? w.qkv.rows : w.qkvz.rows + w.ba.rows);
     uint64_t mix = (uint64_t)(full ? 2 * s->q_dim : s->conv_dim + 2 * s->gdn_v_dim);
@@ -88,6 +92,7 @@ static void add_bytes(const struct shape *s, const struct plan_query *q, struct 
     for (int32_t l = 0; l < q->layers; l++) add_layer(s, l, q->tokens, p);
     uint64_t head = mat_bytes(matrix(s->vocab, s->hidden, 4));
     uint64_t embed = mat_bytes(matrix(1, s->hidden, 4)) * n;
+    head += f * h; /* the final norm */
     p->weight_bytes += head + embed;
     uint64_t square = (uint64_t)s->gdn_head_dim * (uint64_t)s->gdn_head_dim;
     p->state_bytes =
