@@ -60,6 +60,37 @@ struct objc_class emu_options_class = {
 
 /* ---- Library ---- */
 
+/* What was compiled, for the life of the process: starting the front end takes longer than a test.
+ */
+struct compiled {
+    struct compiled *next;
+    char *source;
+    msl_compile_options options;
+    msl_library *library;
+};
+static struct compiled *compiled;
+
+static bool same_options(const msl_compile_options *a, const msl_compile_options *b) {
+    return a->checked == b->checked && a->contract == b->contract && a->cache_dir == b->cache_dir;
+}
+
+/* NULL, with the diagnostics in message, when the source is refused. */
+static msl_library *compile(const char *source, const msl_compile_options *options, char *message) {
+    for (struct compiled *c = compiled; c; c = c->next) {
+        if (same_options(&c->options, options) && strcmp(c->source, source) == 0) {
+            return c->library;
+        }
+    }
+    msl_library *library = NULL;
+    if (msl_library_compile(source, options, &library, message) != 0) return NULL;
+    struct compiled *c = malloc(sizeof *c);
+    if (!c) abort();
+    *c = (struct compiled){compiled, strdup(source), *options, library};
+    if (!c->source) abort();
+    compiled = c;
+    return library;
+}
+
 id emu_device_new_library(id device, SEL selector, id source, id options, id *error) {
     (void)device;
     (void)selector;
@@ -77,23 +108,19 @@ id emu_device_new_library(id device, SEL selector, id source, id options, id *er
     }
     char *message = calloc(1, MSL_MESSAGE_MAX);
     if (!message) abort();
-    msl_library *compiled = NULL;
-    msl_compile_options compile = {.checked = emu_options.checked,
-                                   .contract = emu_options.contract,
-                                   .cache_dir = emu_options.cache_dir};
+    msl_compile_options how = {.checked = emu_options.checked,
+                               .contract = emu_options.contract,
+                               .cache_dir = emu_options.cache_dir};
     struct emu_library *library = NULL;
-    if (msl_library_compile(emu_text(source), &compile, &compiled, message) == 0) {
+    msl_library *made = compile(emu_text(source), &how, message);
+    if (made) {
         library = emu_new(&emu_library_class);
-        library->library = compiled;
+        library->library = made;
     } else {
         set_error(error, 3, message);
     }
     free(message);
     return (id)library;
-}
-
-static void library_dealloc(id self) {
-    msl_library_free(((struct emu_library *)self)->library);
 }
 
 static id new_function(struct emu_library *library, id name, struct emu_constants *constants) {
@@ -133,7 +160,6 @@ struct objc_class emu_library_class = {
     .name = "MTLLibrary",
     .size = sizeof(struct emu_library),
     .methods = library_methods,
-    .dealloc = library_dealloc,
 };
 
 /* ---- Function constants ---- */
