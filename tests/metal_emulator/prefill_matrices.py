@@ -195,10 +195,12 @@ def relative(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.abs(got.astype(np.float64) - want).max() / scale)
 
 
-def rounded(bits: np.ndarray, want: np.ndarray) -> bool:
-    """Whether bfloat bits are `want` rounded once, after float32 arithmetic in any order."""
+def rounded(bits: np.ndarray, want: np.ndarray, slack: float = 2e-5) -> bool:
+    """Whether bfloat bits are `want` rounded once, after float32 arithmetic in any order, which may
+    be off by `slack` of the root mean square. (1e-4 for a product of two sums: the error of the
+    one grows with the other.)"""
     got = from_bf16(bits).astype(np.float64)
-    slack = 2e-5 * np.sqrt(np.mean(np.square(want)))
+    slack *= np.sqrt(np.mean(np.square(want)))
     return bool((np.abs(got - want) <= np.abs(want) / 255 + slack).all())
 
 

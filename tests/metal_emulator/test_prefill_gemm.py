@@ -185,7 +185,7 @@ def test_gemm_silu(shape: str, n: int) -> None:
     y = np.zeros((n, out), np.uint16)
     pm.clean(gemm_silu(pm.library(shape, "prefill_gemm"), shape, x, gate, up, y, 5))
     want = pm.silu(product(x, gate)) * product(x, up)
-    assert pm.rounded(y, want)
+    assert pm.rounded(y, want, 1e-4)
 
 
 # ---- router and routing
