@@ -133,6 +133,22 @@ def test_weights_are_read_once(name: str) -> None:
             assert usage.bytes_read <= sharing * array.nbytes
 
 
+VECTORS = {
+    "gdn_in": "H NORM", "gdn_out": "GATED", "attn_in": "H NORM", "attn_out": "PARTIAL",
+    "experts_up": "X", "experts_down": "INNER SHARED",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_are_read_once_by_each_threadgroup(name: str) -> None:
+    """What decode_args.h calls "per group"."""
+    case = CASES[name]("real")
+    report, _ = case.run(lib(case))
+    for vector in VECTORS[name].split():
+        nbytes = case.buffers[vector].nbytes
+        assert report.usage[case.index(vector)].bytes_read == case.groups * nbytes
+
+
 @pytest.mark.parametrize("name, matrices", [("experts_up", 2), ("experts_down", 1)])
 def test_experts_are_read_once(name: str, matrices: int) -> None:
     """The eight chosen ones and no byte of the others; all arrays are one buffer here."""

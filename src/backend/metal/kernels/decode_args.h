@@ -10,7 +10,8 @@
  * them have the full number of threads.
  *
  * A kernel that multiplies by a matrix reads every weight once in its whole grid. Its input vector
- * is read again by each threadgroup: "per group" tells those bytes. */
+ * is read again by each threadgroup: "per group" tells those bytes, groups times them is at the
+ * real shape 494 MB a token, from caches, beside 1,670 MB of weights. */
 #ifndef LILY_METAL_DECODE_ARGS_H
 #define LILY_METAL_DECODE_ARGS_H
 
