@@ -27,6 +27,7 @@ class CompileOptions(c.Structure):
         ("defines", c.c_char_p),
         ("tool_root", c.c_char_p),
         ("cache_dir", c.c_char_p),
+        ("language", c.c_uint32),
     ]
 
 
@@ -190,11 +191,13 @@ def _report(info: ReportInfo) -> Report:
 class Library:
     """A compiled source; compiled anew only when the source or the tools have changed."""
 
-    def __init__(self, source: str, checked: bool = True, contract: bool = False) -> None:
+    def __init__(
+        self, source: str, checked: bool = True, contract: bool = False, language: int = 0
+    ) -> None:
         self.lib = _executor()
         self.handle = c.c_void_p()
         self.message = c.create_string_buffer(8192)
-        options = CompileOptions(checked, contract, None, None, None)
+        options = CompileOptions(checked, contract, None, None, None, language)
         code = self.lib.msl_library_compile(
             source.encode(), c.byref(options), c.byref(self.handle), self.message
         )

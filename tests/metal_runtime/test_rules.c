@@ -2,6 +2,7 @@
 #include "host.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -242,6 +243,35 @@ static void profiles(void **state) {
     expect_nothing();
 }
 
+/* The compiler's answer to a text of language 4.0 on a machine; NULL when it is compiled. */
+static const char *answer_of(const char *machine, const char *text) {
+    static char answer[200];
+    struct metal_emu_options options = metal_emu_defaults();
+    options.profile = *metal_emu_profile(machine);
+    struct host *other = host_open(&options);
+    id error = NULL, how = mtl_new_compile_options();
+    mtl_options_set_language_version(how, MTLLanguageVersion4_0);
+    mtl_options_set_math_mode(how, MTLMathModeSafe);
+    id library = mtl_new_library(other->device, ns_string(text), how, &error);
+    if (!library) snprintf(answer, sizeof answer, "%s", ns_error_text(error));
+    objc_release(how);
+    bool compiled = library != NULL;
+    objc_release(library);
+    host_close(other);
+    return compiled ? NULL : answer;
+}
+
+static void systems(void **state) {
+    (void)state;
+    const char *text = "#include <metal_tensor>\nbfloat";
+    assert_non_null(strstr(answer_of("M3 Max 128 GB", "k"), "4.0"));
+    assert_null(answer_of("M1 Max 64 GB", text)); /* by the system, not by the chip */
+    assert_null(answer_of("M5 32 GB", text));
+    assert_non_null(strstr(answer_of("M5 24 GB, macOS 26.0", text), "bfloat"));
+    assert_null(answer_of("M5 24 GB, macOS 26.0", "half"));
+    expect_nothing();
+}
+
 static void unknown_selector(void) {
     OBJC_SEND(void)(host->device, sel_registerName("explode"));
 }
@@ -319,6 +349,7 @@ int run_rule_tests(void) {
         RULE(abandoned_objects),
         RULE(compilation),
         RULE(profiles),
+        RULE(systems),
         RULE(selectors),
         RULE(argument_classes),
         RULE(every_method_is_known),

@@ -225,6 +225,7 @@ int msl_dispatch_run(msl_pipeline *pipeline, const msl_dispatch *dispatch, msl_r
     machine.image = pipeline->image;
     machine.kernel = pipeline->kernel;
     machine.stopped = false;
+    machine.seed = dispatch->seed;
     machine.random = dispatch->seed * 0x9e3779b97f4a7c15u;
     current_pipeline = pipeline;
     if (check_arguments(*pipeline->kernel, *dispatch, *report)) execute(*pipeline, *dispatch);

@@ -42,6 +42,7 @@ typedef struct msl_compile_options {
     const char *defines;   /* preprocessor macros, "A=1 B=2", or NULL */
     const char *tool_root; /* directory tools/metal_emulator; NULL: where the executor was built */
     const char *cache_dir; /* NULL: build/metal_emulator/cache beside tool_root's repository */
+    uint32_t language;     /* of Metal: 310, 320, 400; 0 follows the text. Tensors need 400 */
 } msl_compile_options;
 
 /* Compiles (or finds in the cache) and loads `source`. `msg` holds the diagnostics on failure, with

@@ -44,7 +44,8 @@ struct Fiber {
     char *stack;
     State state;
     const void *site; // where it waits
-    int flags;        // of the barrier it waits at
+    int flags;        // of the barrier it waits at; meeting: no barrier, a tensor operation
+    void *offered;    // to the others of a meeting
     msl_thread_context context;
     const void *calls[32]; // return addresses of instrumented calls, for source lines
     unsigned depth;
@@ -57,6 +58,7 @@ struct Simdgroup {
     unsigned sizes[32];
 };
 
+constexpr int meeting = -1;
 constexpr size_t stack_size = 128 * 1024;
 
 struct Machine {
@@ -68,7 +70,9 @@ struct Machine {
     const Image *image = nullptr;
     const Kernel *kernel = nullptr;
     bool stopped = false; // a fault after which going on makes no sense
-    uint64_t random = 0;
+    uint64_t random = 0, seed = 0;
+    std::vector<void *> offered; // at the meeting just held
+    bool meeting_held = false;   // and no thread has taken it up
     unsigned group_index = 0;
     msl_report *report = nullptr;
 };

@@ -40,6 +40,7 @@ std::string command_for(const std::string &file, const msl_compile_options &opti
     if (options.checked) command += " --checked";
     if (options.contract) command += " --contract";
     if (options.cache_dir != nullptr) command += " --cache " + quoted(options.cache_dir);
+    if (options.language != 0) command += " --language " + std::to_string(options.language);
     std::string defines = options.defines == nullptr ? "" : options.defines;
     for (size_t at = 0; at < defines.size();) {
         size_t end = std::min(defines.find(' ', at), defines.size());

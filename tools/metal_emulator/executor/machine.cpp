@@ -127,6 +127,12 @@ void run_simdgroup(unsigned number) {
     }
 }
 
+void hold_meeting(unsigned first, unsigned count) {
+    machine.offered.resize(count);
+    for (unsigned i = 0; i < count; i++) machine.offered[i] = machine.fibers[first + i].offered;
+    machine.meeting_held = true;
+}
+
 // True when the threadgroup goes on: all of its threads wait at the same barrier.
 bool pass_group_barrier() {
     Fiber *waiting = nullptr;
@@ -140,14 +146,20 @@ bool pass_group_barrier() {
     }
     if (count == 0 || machine.stopped) return false;
     if (!same || count != machine.fibers.size()) {
+        const char *what = waiting->flags == meeting
+                               ? "tensor operation after some threads have returned"
+                               : "threadgroup_barrier after some threads have returned";
         fault_at(*waiting, MSL_FAULT_BARRIER,
-                 same ? "threadgroup_barrier after some threads have returned"
-                      : "threads wait at different threadgroup_barriers");
+                 same ? what : "threads wait at different threadgroup_barriers");
         machine.stopped = true; // the hardware would hang
         return false;
     }
-    machine.report->group_barriers++;
-    if (machine.image->checked) checker_group_barrier(waiting->flags);
+    if (waiting->flags == meeting) {
+        hold_meeting(0, (unsigned)machine.fibers.size());
+    } else {
+        machine.report->group_barriers++;
+        if (machine.image->checked) checker_group_barrier(waiting->flags);
+    }
     for (Fiber &fiber : machine.fibers) fiber.state = State::ready;
     return true;
 }
@@ -222,6 +234,49 @@ extern "C" msl_simd_round *msl_simd_exchange(const void *value, unsigned size, c
     simdgroup.sizes[me.context.lane] = size;
     msl::wait(msl::State::simd_operation, site, 0);
     return &simdgroup.round;
+}
+extern "C" unsigned msl_thread() {
+    return machine.current->context.index_in_group;
+}
+extern "C" unsigned long msl_seed() {
+    return machine.seed;
+}
+
+// Lanes of one simdgroup run one after the other until they wait again, so that one list of what
+// was offered serves all meetings.
+extern "C" void *const *msl_meet(void *mine, unsigned simdgroups, const void *site) {
+    msl::Fiber &me = *machine.current;
+    me.offered = mine;
+    if (simdgroups == 1) {
+        msl_simd_round *round = msl_simd_exchange(&mine, sizeof mine, site);
+        const msl::Simdgroup &simdgroup = msl::simdgroup_of(me);
+        if (round->mask != ~0u || round->done) return nullptr;
+        round->done = 1;
+        msl::hold_meeting(simdgroup.first, simdgroup.count);
+    } else {
+        if (machine.fibers.size() != (size_t)simdgroups * MSL_SIMD_WIDTH) {
+            msl::add_fault(MSL_FAULT_THREADS, site, {-2, 0},
+                           "tensor operation of another number of simdgroups");
+            msl::stop_kernel();
+        }
+        msl::wait(msl::State::group_barrier, site, msl::meeting);
+        if (!machine.meeting_held) return nullptr;
+    }
+    machine.meeting_held = false;
+    return machine.offered.data();
+}
+extern "C" void msl_touch(const void *p, unsigned long size, bool write, const void *site) {
+    msl::checker_access((uintptr_t)p, size, write, false, site);
+}
+extern "C" void *msl_scratch(unsigned long size) {
+    static std::vector<char> memory;
+    if (memory.size() < size) memory.resize(size);
+    return memory.data();
+}
+extern "C" void msl_beyond_capacity(const void *site) {
+    msl::add_fault(MSL_FAULT_OUT_OF_BOUNDS, site, {-2, 0},
+                   "element beyond the capacity of a cooperative tensor");
+    msl::stop_kernel();
 }
 extern "C" void msl_threadgroup_barrier(const void *site, int flags) {
     msl::wait(msl::State::group_barrier, site, flags);

@@ -1,6 +1,7 @@
 """Compiles MSL source to a shared object of kernels, and the executor; both cached by hash.
 
-usage: python3 -m frontend.build [--checked] [--contract] [--cache DIR] [-D NAME=VALUE]... FILE
+usage: python3 -m frontend.build [--checked] [--contract] [--language 310|320|400] [--cache DIR]
+                                 [-D NAME=VALUE]... FILE
 prints the path of the shared object; diagnostics go to stderr.
 """
 
@@ -24,7 +25,7 @@ CACHE = ROOT.parent.parent / "build" / "metal_emulator" / "cache"
 _MARCH = "-march=x86-64-v3"
 
 _COMMON = [
-    "-std=c++17", _MARCH, "-fPIC", "-fvisibility=hidden", "-fconvergent-functions",
+    _MARCH, "-fPIC", "-fvisibility=hidden", "-fconvergent-functions",
     "-fno-lax-vector-conversions", "-fno-exceptions", "-fno-rtti", "-gline-tables-only",
     "-nostdinc", "-ffreestanding", "-fbuiltin",
     # Half expressions round at every step, as on the device, not once at the end.
@@ -37,7 +38,7 @@ _CHECKED = [
     "-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fsanitize=thread",
     # By default a read before a write of the same place is not reported; here it may be the fault.
     "-mllvm", "-tsan-instrument-read-before-write=1",
-    "-ftrivial-auto-var-init=pattern",
+    "-ftrivial-auto-var-init=pattern", "-DMSL_CHECKED",
 ]  # fmt: skip
 
 
@@ -45,6 +46,7 @@ _CHECKED = [
 class Options:
     checked: bool = False
     contract: bool = False
+    language: int = 0  # of Metal: 310 is version 3.1; 0: 400 for a text with tensors, else 310
     defines: tuple[str, ...] = ()
     cache: Path = CACHE
 
@@ -56,6 +58,10 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
+def _language(source: str, options: Options) -> int:
+    return options.language or (400 if "<metal_tensor>" in source else 310)
+
+
 def preprocess(source: str, options: Options) -> str:
     """The text after clang's preprocessor, with line marks that name kernel.metal."""
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +69,10 @@ def preprocess(source: str, options: Options) -> str:
         path.write_text(source, encoding="utf-8")
         command = [CLANG, "-E", "-x", "c++", "-std=c++17", "-nostdinc"]
         command += [f"-I{ROOT / 'shim/include'}"]
-        command += ["-D__METAL__", "-D__METAL_VERSION__=320", "-D__HAVE_BFLOAT__"]
+        language = _language(source, options)
+        command += ["-D__METAL__", f"-D__METAL_VERSION__={language}", "-D__HAVE_BFLOAT__"]
+        if language >= 400:
+            command += ["-D__HAVE_TENSOR__"]
         command += [f"-D{d}" for d in options.defines]
         try:
             return _run(command + [str(path)]).replace(str(path), "kernel.metal")
@@ -73,8 +82,18 @@ def preprocess(source: str, options: Options) -> str:
 
 def translate(source: str, options: Options) -> str:
     """C++ text ready for clang."""
-    text = rewrite(preprocess(source, options))
-    return f'#include "{ROOT / "shim/metal_shim.h"}"\n#line 1 "kernel.metal"\n{text}'
+    preprocessed = preprocess(source, options)
+    text = rewrite(preprocessed, _language(source, options))
+    headers = ["metal_shim"]
+    # Left in the text by the headers of shim/include that go beyond metal_stdlib.
+    headers += [h for h in ("tensor", "matmul") if f"#pragma msl_{h}\n" in preprocessed]
+    includes = "".join(f'#include "{ROOT / "shim" / header}.h"\n' for header in headers)
+    return f'{includes}#line 1 "kernel.metal"\n{text}'
+
+
+def _standard(source: str, options: Options) -> str:
+    """Descriptors of Metal 4 are template arguments of class type, which C++ has since 20."""
+    return "-std=c++20" if _language(source, options) >= 400 else "-std=c++17"
 
 
 def check_address_spaces(source: str, options: Options = Options()) -> None:
@@ -82,7 +101,7 @@ def check_address_spaces(source: str, options: Options = Options()) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.metal"  # as in the line marks: debug data may name either
         path.write_text(translate(source, options), encoding="utf-8")
-        flags = [f for f in _COMMON if f != "-fPIC"]
+        flags = [_standard(source, options), *(f for f in _COMMON if f != "-fPIC")]
         _run([CLANG, *flags, "-DMSL_CHECK_ADDRESS_SPACES", "-fsyntax-only", "-x", "c++", str(path)])
 
 
@@ -129,9 +148,9 @@ def build_executor(cache: Path = CACHE) -> Path:
 def build(source: str, options: Options = Options()) -> Path:
     """Path of the shared object for `source`; raises MslError with the source's line numbers."""
     executor = build_executor(options.cache)
-    flags = _COMMON + (_CHECKED if options.checked else _FAST)
+    flags = [_standard(source, options), *_COMMON, *(_CHECKED if options.checked else _FAST)]
     flags.append("-ffp-contract=fast" if options.contract else "-ffp-contract=off")
-    target = options.cache / f"{_hash(source, *flags, *options.defines)}.so"
+    target = options.cache / f"{_hash(source, str(options.language), *flags, *options.defines)}.so"
     if target.exists():
         return target
     text = translate(source, options)
@@ -149,13 +168,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="frontend.build", description=__doc__)
     parser.add_argument("--checked", action="store_true")
     parser.add_argument("--contract", action="store_true")
+    parser.add_argument("--language", type=int, default=0, choices=[310, 320, 400])
     parser.add_argument("--address-spaces", action="store_true", help="check only, build nothing")
     parser.add_argument("--print", action="store_true", help="print the C++ text, build nothing")
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("-D", dest="defines", action="append", default=[])
     parser.add_argument("file", type=Path)
     args = parser.parse_args()
-    options = Options(args.checked, args.contract, tuple(args.defines), args.cache)
+    options = Options(
+        args.checked, args.contract, args.language, tuple(args.defines), args.cache
+    )
     try:
         source = args.file.read_text(encoding="utf-8")
         if args.print:

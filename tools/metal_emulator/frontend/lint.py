@@ -17,7 +17,6 @@ _FORBIDDEN = {
     "asm": "Metal has no inline assembly",
     "thread_local": "Metal has no thread_local",
     "std": "the standard library is metal::, not std::",
-    "auto": "write the type: an address space hidden behind auto cannot be checked",
     "volatile": "only atomics order accesses of other threads",
     "ray_data": "ray tracing is not modelled",
     "texture2d": "textures are not modelled",
@@ -27,6 +26,11 @@ _FORBIDDEN = {
     "requires": "not in Metal's C++14",
     "vertex": "a word of Metal for another kind of function: choose another name",
     "fragment": "a word of Metal for another kind of function: choose another name",
+}
+
+
+_BEFORE_4 = {  # what the tensor types of Metal 4 cannot do without
+    "auto": "write the type: only version 4 has types that cannot be written",
 }
 
 
@@ -49,17 +53,19 @@ def _check_recursion(tokens: TokenList, name: str, first: int, last: int) -> Non
                 raise tokens.error(j, f"Metal has no recursion: {name} calls itself")
 
 
-def lint(tokens: TokenList) -> None:
+def lint(tokens: TokenList, language: int) -> None:
     """Raises MslError at the first broken rule."""
     depth = 0
+    forbidden = _FORBIDDEN if language >= 400 else _FORBIDDEN | _BEFORE_4
     for i, token in enumerate(tokens.sig):
-        if token.kind == "name" and token.text in _FORBIDDEN:
-            raise tokens.error(i, f"'{token.text}': {_FORBIDDEN[token.text]}")
+        if token.kind == "name" and token.text in forbidden:
+            raise tokens.error(i, f"'{token.text}': {forbidden[token.text]}")
         if token.text == "{" and tokens.text(i - 1) == ")":
             _check_function(tokens, i)
         depth += {"{": 1, "}": -1}.get(token.text, 0)
         _check_static(tokens, i, depth)
-        _check_lambda(tokens, i)
+        if language < 400:
+            _check_lambda(tokens, i)
 
 
 def _check_function(tokens: TokenList, body: int) -> None:

@@ -63,14 +63,15 @@ class Module:
 
 
 class Rewriter:
-    def __init__(self, preprocessed: str) -> None:
+    def __init__(self, preprocessed: str, language: int) -> None:
+        self.language = language
         self.t = TokenList(preprocessed)
         self.module = Module()
         self.types = set(_VECTORS | _MATRICES | {"half", "bfloat"})
         self.done: set[int] = set()  # attributes already dealt with, by their first token
 
     def run(self) -> str:
-        lint(self.t)
+        lint(self.t, self.language)
         self._collect_types()
         self._instantiations()
         self._kernels()
@@ -316,8 +317,10 @@ class Rewriter:
                     self._threadgroup_variable(i, bodies)
 
     def _qualifies_pointee(self, i: int) -> bool:
-        """True when * or & follows before the declarator's end."""
+        """True when * or & follows before the declarator's end, or a tensor lies there."""
         t, j = self.t, i + 1
+        if t.text(i - 1) == "<" and t.text(i - 2) == "tensor":
+            return True
         while j < len(t):
             text = t.text(j)
             if text in ("*", "&"):
@@ -437,6 +440,6 @@ class Rewriter:
         return "\n".join(lines + ["#endif", ""])
 
 
-def rewrite(preprocessed: str) -> str:
+def rewrite(preprocessed: str, language: int) -> str:
     """C++ text of the preprocessed MSL text; raises MslError."""
-    return Rewriter(preprocessed).run()
+    return Rewriter(preprocessed, language).run()

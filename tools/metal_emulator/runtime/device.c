@@ -54,7 +54,7 @@ static NSUInteger device_allocated(id self, SEL selector) {
 static bool device_supports(id self, SEL selector, NSInteger family) {
     (void)self;
     (void)selector;
-    if (family == MTLGPUFamilyMetal4) return emu_options.profile.metal4;
+    if (family == MTLGPUFamilyMetal4) return emu_options.profile.macos >= 2600;
     if (family == MTLGPUFamilyMetal3) return true;
     return family > 1000 && family <= emu_options.profile.apple_family;
 }

@@ -61,7 +61,8 @@ struct metal_emu_profile {
     const char *name;
     uint32_t memory_gib;
     int32_t apple_family; /* MTLGPUFamilyApple<n>; smaller ones are supported too */
-    bool metal4;          /* language 4.0 and its tensor operations */
+    int32_t macos; /* 2602 is 26.2: language 4.0 and MTLGPUFamilyMetal4 are of macOS 26, tensor
+                      operations on bfloat are in no header before 26.2 */
 };
 
 enum metal_emu_schedule { METAL_EMU_LATE, METAL_EMU_EARLY };

@@ -19,18 +19,19 @@ static const char *const kind_names[] = {METAL_EMU_FINDINGS(KIND_NAME)};
 #undef KIND_NAME
 
 static const struct metal_emu_profile profiles[] = {
-    {"M1 8 GB", 8, MTLGPUFamilyApple7, false},
-    {"M1 16 GB", 16, MTLGPUFamilyApple7, false},
-    {"M1 Max 64 GB", 64, MTLGPUFamilyApple7, false},
-    {"M2 24 GB", 24, MTLGPUFamilyApple8, false},
-    {"M3 Max 128 GB", 128, MTLGPUFamilyApple9, false},
-    {"M4 Pro 48 GB", 48, MTLGPUFamilyApple9, false},
-    {"M5 32 GB", 32, MTLGPUFamilyApple10, true},
-    {"M5 Max 128 GB", 128, MTLGPUFamilyApple10, true},
+    {"M1 8 GB", 8, MTLGPUFamilyApple7, 1500},
+    {"M1 16 GB", 16, MTLGPUFamilyApple7, 1500},
+    {"M1 Max 64 GB", 64, MTLGPUFamilyApple7, 2602},
+    {"M2 24 GB", 24, MTLGPUFamilyApple8, 1500},
+    {"M3 Max 128 GB", 128, MTLGPUFamilyApple9, 1500},
+    {"M4 Pro 48 GB", 48, MTLGPUFamilyApple9, 2602},
+    {"M5 24 GB, macOS 26.0", 24, MTLGPUFamilyApple10, 2600},
+    {"M5 32 GB", 32, MTLGPUFamilyApple10, 2602},
+    {"M5 Max 128 GB", 128, MTLGPUFamilyApple10, 2602},
 };
 
 struct metal_emu_options emu_options = {
-    .profile = {"M1 8 GB", 8, MTLGPUFamilyApple7, false},
+    .profile = {"M1 8 GB", 8, MTLGPUFamilyApple7, 1500},
     .checked = true,
     .fill = true,
     .hang_ms = 1000,

@@ -71,7 +71,8 @@ struct compiled {
 static struct compiled *compiled;
 
 static bool same_options(const msl_compile_options *a, const msl_compile_options *b) {
-    return a->checked == b->checked && a->contract == b->contract && a->cache_dir == b->cache_dir;
+    return a->checked == b->checked && a->contract == b->contract && a->cache_dir == b->cache_dir &&
+           a->language == b->language;
 }
 
 /* NULL, with the diagnostics in message, when the source is refused. */
@@ -91,6 +92,27 @@ static msl_library *compile(const char *source, const msl_compile_options *optio
     return library;
 }
 
+/* 310 for version 3.1, which Metal numbers 3 << 16 | 1. */
+static uint32_t language_of(const struct compile_options *options) {
+    if (!options || !options->version_set) return 0;
+    return (uint32_t)(options->version >> 16) * 100 + (uint32_t)(options->version & 0xffff) * 10;
+}
+
+/* Why the profile's system does not compile it, or NULL. */
+static const char *refused_by_system(uint32_t language, const char *source) {
+    int32_t macos = emu_options.profile.macos;
+    if (language >= 400 && macos < 2600) {
+        return "language version 4.0 is not supported by this system";
+    }
+    if (language == 320 && macos < 1500) {
+        return "language version 3.2 is not supported by this system";
+    }
+    if (macos < 2602 && strstr(source, "<metal_tensor>") && strstr(source, "bfloat")) {
+        return "tensor operations on bfloat are not supported by this system";
+    }
+    return NULL;
+}
+
 id emu_device_new_library(id device, SEL selector, id source, id options, id *error) {
     (void)device;
     (void)selector;
@@ -102,15 +124,17 @@ id emu_device_new_library(id device, SEL selector, id source, id options, id *er
     if (!chosen || !chosen->math_set || !chosen->math_safe) {
         emu_find(METAL_EMU_COMPILE_OPTIONS, "the math mode is not safe (the default is fast)");
     }
-    if (chosen && chosen->version >= MTLLanguageVersion4_0 && !emu_options.profile.metal4) {
-        set_error(error, 1, "language version 4.0 is not supported by this system");
+    const char *refusal = refused_by_system(language_of(chosen), emu_text(source));
+    if (refusal) {
+        set_error(error, 1, refusal);
         return NULL;
     }
     char *message = calloc(1, MSL_MESSAGE_MAX);
     if (!message) abort();
     msl_compile_options how = {.checked = emu_options.checked,
                                .contract = emu_options.contract,
-                               .cache_dir = emu_options.cache_dir};
+                               .cache_dir = emu_options.cache_dir,
+                               .language = language_of(chosen)};
     struct emu_library *library = NULL;
     msl_library *made = compile(emu_text(source), &how, message);
     if (made) {

@@ -53,6 +53,16 @@ void msl_threadgroup_barrier(const void *site, int flags);
 void msl_simdgroup_barrier(const void *site, int flags);
 void msl_threadgroup_variable(const void *base, unsigned size, const char *name);
 unsigned msl_lane();
+unsigned msl_thread();    // in its threadgroup
+unsigned long msl_seed(); // of the dispatch
+// Returns when all threads of the scope, one simdgroup or a whole threadgroup of `simdgroups`, have
+// come to `site`: to the first that goes on what each thread handed in, by its number in the scope;
+// to the others, and when threads are missing, null. Orders no memory.
+void *const *msl_meet(void *mine, unsigned simdgroups, const void *site);
+// Reports an access that no instruction of the kernel makes.
+void msl_touch(const void *p, unsigned long size, bool write, const void *site);
+void *msl_scratch(unsigned long size);      // valid until the next call
+void msl_beyond_capacity(const void *site); // of a cooperative tensor; does not return
 // The lane asked for is not taking part: reported, since Metal leaves the value undefined.
 void msl_inactive_lane(const void *site);
 bool msl_constant_defined(const void *constant);
