@@ -64,16 +64,18 @@ ifeq ($(filter aarch64 arm64,$(ARCH)),)
 FOREIGN += %_neon.c
 endif
 OBJ  = $(patsubst %,$(BUILD)/%.o,$(filter-out $(FOREIGN),$(1)))
-# CUDA: the host part is ordinary C; kernels are compiled per shape where there is an nvcc, into
-# build/kernels (whatever BUILD is), and embedded. CUDA_TARGETS names what portable kernels are
+# CUDA: the host part is ordinary C; kernels are compiled per shape where there is an nvcc, into a
+# folder that all builds share, and embedded. CUDA_TARGETS names what portable kernels are
 # compiled for: machine code of a capability, or ptx80 for every card from 8.0 on. Kernels of other
 # files are for 9.0a alone.
 ifeq ($(OS),Linux)
 NVCC         ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc))
 CUDA_TARGETS ?= 90a ptx80
 CUDA_SHAPES  := mini qwen36_35b_a3b
+empty        :=
+CUDA_DIR     := build/kernels/$(subst $(empty) ,-,$(strip $(CUDA_TARGETS)))
 CUDA_FILES   := $(patsubst src/backend/cuda/kernels/%.cu,%,$(wildcard src/backend/cuda/kernels/*.cu))
-FATBINS      := $(if $(NVCC),$(foreach s,$(CUDA_SHAPES),$(foreach f,$(CUDA_FILES),build/kernels/$(s)/$(f).fatbin)))
+FATBINS      := $(if $(NVCC),$(foreach s,$(CUDA_SHAPES),$(foreach f,$(CUDA_FILES),$(CUDA_DIR)/$(s)/$(f).fatbin)))
 CUDA_GENCODE  = $(foreach t,$(if $(filter portable_%,$(1)),$(CUDA_TARGETS),90a),$(if $(filter ptx%,$(t)),-gencode=arch=compute_$(t:ptx%=%)$(,)code=compute_$(t:ptx%=%),-gencode=arch=compute_$(t)$(,)code=sm_$(t)))
 KERNELS      := $(BUILD)/src/backend/cuda/kernels.S.o
 , := ,
@@ -87,7 +89,7 @@ FUZZ  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.
 
 # Objects of tests are kept, so that a second run compiles nothing.
 .SECONDARY:
-.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal-emulator
+.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal-emulator cuda-emulator
 help:
 	@echo "make demo   install what is missing, build, answer a prompt with the embedded stand-in"
 	@echo "make test   install what is missing, build, run all tests"
@@ -150,6 +152,29 @@ $(BUILD)/fake-serve: $(call OBJ,tests/e2e/fake_engine.c src/text/json_text.c $(w
 $(BUILD)/tests/%: $(BUILD)/tests/unit/%.c.o $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
+# The CUDA backend's checks: on a card (tests/cuda/run.sh; libraries linked in, so that it can be
+# carried there), and with the portable kernels on this processor.
+CUDA_CHECK := $(call OBJ,tests/cuda/main.c tests/cuda/checks.c)
+$(BUILD)/cuda-check: $(CUDA_CHECK) $(BUILD)/liblily.a
+	@echo "  LINK $@"
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(STATIC) -lpthread -lm -ldl
+EMULATED := $(BUILD)/tests/cuda/emulated
+$(BUILD)/cuda-emulated: $(patsubst %,$(EMULATED)/%.o,main checks emulator $(filter portable_%,$(CUDA_FILES))) $(call OBJ,tests/cuda/emulator/table.c) $(BUILD)/liblily.a
+	@echo "  LINK $@"
+	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -rdynamic -o $@ $^ $(STATIC) -lpthread -lm -ldl
+$(EMULATED)/%.o: tests/cuda/%.c tests/cuda/check.h
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) -DCUDA_EMULATED -c -o $@ $<
+$(EMULATED)/emulator.o: tests/cuda/emulator/emulator.cpp tests/cuda/emulator/emulator.h
+	@mkdir -p $(@D)
+	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror -c -o $@ $<
+$(EMULATED)/portable_%.o: src/backend/cuda/kernels/portable_%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c
+	@mkdir -p $(@D)
+	@echo "  CXX  $< (emulated)"
+	$(Q)tests/cuda/emulator/kernels.sh mini portable_$* >$(@:.o=.cpp)
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $(@:.o=.cpp)
+cuda-emulator: $(BUILD)/cuda-emulated
+	@$(BUILD)/cuda-emulated
 # Fuzzers need clang and their own build: make CC=clang SAN=fuzzer-no-link,address BUILD=build/fuzz fuzz
 $(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.c.o $(BUILD)/liblily.a
 	@mkdir -p $(@D)
@@ -176,10 +201,10 @@ $(BUILD)/src/backend/metal/sources.S.o: $(BUILD)/src/backend/metal/sources.S
 
 # Kernels: the table of those that could be compiled. One message where none can.
 define FATBIN_RULE
-build/kernels/$(1)/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh src/model/shapes/*.h) Makefile
+$(CUDA_DIR)/$(1)/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh src/model/shapes/*.h)
 	@mkdir -p $$(@D)
 	@echo "  NVCC $$< ($(1))"
-	$$(Q)$$(NVCC) -fatbin -O3 -std=c++17 -Isrc -Isrc/backend/cuda -DSHAPE_HEADER='"model/shapes/$(1).h"' $$(call CUDA_GENCODE,$$*) -o $$@.new $$< && mv $$@.new $$@
+	$$(Q)$$(NVCC) -fatbin -O3 -std=c++17 -Isrc -Isrc/backend/cuda -DSHAPE_HEADER='"model/shapes/$(1).h"' $$(call CUDA_GENCODE,$$*) -o $$@.$$$$$$$$ $$< && mv $$@.$$$$$$$$ $$@
 endef
 $(foreach s,$(CUDA_SHAPES),$(eval $(call FATBIN_RULE,$(s))))
 $(BUILD)/src/backend/cuda/kernels.S.o: $(FATBINS) src/backend/cuda/kernels/embed.sh

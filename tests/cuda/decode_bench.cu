@@ -235,9 +235,9 @@ static void launch(Model &m, const cuda_slot *slot, int n_layers) {
 
 /* ---- the plain implementation ----------------------------------------------------------------- */
 
-enum Kind { WIDE, WIDE_SLICES, DOWN, BYTES };
+enum Layout { WIDE, WIDE_SLICES, DOWN, BYTES };
 
-__device__ float weight_of(const uint8_t *m, Kind kind, int rows, int cols, int r, int k) {
+__device__ float weight_of(const uint8_t *m, Layout kind, int rows, int cols, int r, int k) {
     const uint8_t *t;
     uint32_t pair;
     int code;
@@ -261,7 +261,7 @@ __device__ float weight_of(const uint8_t *m, Kind kind, int rows, int cols, int 
 }
 
 /* y[r] (+)= factor * sum_k M[row(r)][k] x[k], a warp a row; row(r) = first + r * stride */
-__global__ void product(const uint8_t *m, Kind kind, int rows, int cols, int first, int stride,
+__global__ void product(const uint8_t *m, Layout kind, int rows, int cols, int first, int stride,
                         int n, const float *x, float *y, const float *factor, int add) {
     int r = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (r >= n) return;
@@ -272,7 +272,7 @@ __global__ void product(const uint8_t *m, Kind kind, int rows, int cols, int fir
     for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
     if (lane == 0) y[r] = (float)(sum * (factor ? (double)*factor : 1.0)) + (add ? y[r] : 0.0f);
 }
-static void multiply(const uint8_t *m, Kind kind, int rows, int cols, const float *x, float *y,
+static void multiply(const uint8_t *m, Layout kind, int rows, int cols, const float *x, float *y,
                      int n, int first = 0, int stride = 1, const float *factor = NULL, int add = 0) {
     product<<<(n + 7) / 8, 256>>>(m, kind, rows, cols, first, stride, n, x, y, factor, add);
 }

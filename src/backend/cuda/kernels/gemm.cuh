@@ -161,7 +161,7 @@ template <int TILE_M> struct Tile {
             row[i] = m < TILE_M ? rows.row(m) : nullptr;
         }
     }
-    static __device__ void copy_rows(uint32_t a, const bf16 *const (&row)[PIECES], const bf16 *any,
+    static __device__ void copy_rows(shared_at a, const bf16 *const (&row)[PIECES], const bf16 *any,
                                      int round) {
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
@@ -173,7 +173,7 @@ template <int TILE_M> struct Tile {
         copy_commit();
     }
 
-    __device__ void multiply_round(uint32_t a, uint32_t b) {
+    __device__ void multiply_round(shared_at a, shared_at b) {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         int m0 = warp / WARPS_N * (TILE_M / WARPS_M), n0 = warp % WARPS_N * (TILE_N / WARPS_N);
 #pragma unroll

@@ -77,7 +77,7 @@ __device__ __forceinline__ uint32_t wide_place(int r, int p) {
     return (uint32_t)(r * HEAD * 2 + ((p ^ (r & 7)) * 16));
 }
 
-__device__ __forceinline__ void copy_span(uint32_t to, const bf16 *from, int first, int end) {
+__device__ __forceinline__ void copy_span(shared_at to, const bf16 *from, int first, int end) {
     for (int i = threadIdx.x; i < SPAN * HEAD / 8; i += FLASH_THREADS) {
         int r = i / (HEAD / 8), p = i % (HEAD / 8);
         bool valid = first + r < end;
@@ -91,13 +91,13 @@ __device__ __forceinline__ void copy_span(uint32_t to, const bf16 *from, int fir
 KERNEL __launch_bounds__(FLASH_THREADS)
     flash(const float *queries, const float *proj, int width, const cuda_slot *slots, int rows,
           int layer, float *mix, bf16 *mix_bf) {
-    extern __shared__ __align__(128) char shared[];
+    DYNAMIC_SHARED(char, shared);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int kv = blockIdx.y, r0 = ((int)gridDim.x - 1 - (int)blockIdx.x) * TOKENS; /* long ones first */
     int pos0 = slots->pos + r0;
     int64_t head = ((int64_t)layer * KV_HEADS + kv) * slots->capacity * HEAD;
     const bf16 *keys = slots->keys + head, *values = slots->values + head;
-    uint32_t q = shared_address(shared), k = q + Q_BYTES, v = k + 2 * KV_BYTES;
+    shared_at q = shared_address(shared), k = q + Q_BYTES, v = k + 2 * KV_BYTES;
     int n = min(TOKENS, rows - r0), end = pos0 + n; /* positions that any row here sees */
 
     /* Query row i of the tile: token i / KV_GROUP, head i % KV_GROUP. */
@@ -127,7 +127,7 @@ KERNEL __launch_bounds__(FLASH_THREADS)
     const float scale = rsqrtf((float)HEAD) * 1.44269504f; /* exponentials are powers of two */
 
     for (int span = 0; span < spans; span++) {
-        uint32_t kt = k + span % 2 * KV_BYTES, vt = v + span % 2 * KV_BYTES;
+        shared_at kt = k + span % 2 * KV_BYTES, vt = v + span % 2 * KV_BYTES;
         copy_wait<0>();
         __syncthreads(); /* this tile is here, the other one has been read */
         if (span + 1 < spans) {
@@ -220,7 +220,7 @@ KERNEL __launch_bounds__(FLASH_THREADS)
  * (a warp a position), then each thread one dimension of the values for all eight query heads. What
  * a part holds depends on the position alone. */
 enum { PART_THREADS = 256, BLOCK = 64, MAX_PARTS = 128 };
-static_assert(PART_THREADS == HEAD, "a thread a dimension");
+static_assert((int)PART_THREADS == (int)HEAD, "a thread a dimension");
 
 /* Positions of one part. */
 __device__ __forceinline__ int part_length(int positions) {

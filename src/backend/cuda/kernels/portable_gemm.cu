@@ -12,7 +12,7 @@
 /* out[row][n] = sum_k a[row][k] w[n][k]: a bf16 [rows, w.cols], out float [rows, ldo]. */
 template <int TILE_M> __device__ void dense(const bf16 *a, const cuda_mat &w, float *out, int ldo,
                                             int rows) {
-    extern __shared__ __align__(128) char shared[];
+    DYNAMIC_SHARED(char, shared);
     int m0 = blockIdx.x * TILE_M, n0 = blockIdx.y * TILE_N;
     dense_rows source = {a, w.cols, m0, rows};
     plain_columns columns = {w, n0};
@@ -48,7 +48,7 @@ KERNEL __launch_bounds__(THREADS) gemm_128(const bf16 *a, cuda_mat w, float *out
 template <int TILE_M> __device__ void experts_up(const bf16 *a, const cuda_mat &gate,
                                                  const cuda_mat &up, const cuda_groups &groups,
                                                  bf16 *hidden, int inner) {
-    extern __shared__ __align__(128) char shared[];
+    DYNAMIC_SHARED(char, shared);
     expert_block b = block_of(groups, blockIdx.x, TILE_M);
     if (b.rows <= 0) return;
     int n0 = blockIdx.y * (TILE_N / 2);
@@ -66,7 +66,7 @@ template <int TILE_M> __device__ void experts_up(const bf16 *a, const cuda_mat &
 /* out[place][h] = down_e hidden[place] */
 template <int TILE_M> __device__ void experts_down(const bf16 *hidden, const cuda_mat &down,
                                                    const cuda_groups &groups, float *out) {
-    extern __shared__ __align__(128) char shared[];
+    DYNAMIC_SHARED(char, shared);
     expert_block b = block_of(groups, blockIdx.x, TILE_M);
     if (b.rows <= 0) return;
     int n0 = blockIdx.y * TILE_N;

@@ -7,8 +7,6 @@
 
 enum { MV_THREADS = 256, MV_WARPS = MV_THREADS / 32, MV_BATCH = 4 };
 
-extern __shared__ __align__(16) float input[]; /* the rows to multiply with */
-
 /* acc[b] += this lane's part of row . x[b], x [BATCH][cols] in shared memory. */
 template <int BATCH, int ROWS>
 __device__ __forceinline__ void lane_products(const cuda_mat *const (&mat)[ROWS],
@@ -69,9 +67,11 @@ __device__ __forceinline__ void take_rows(const float *x, int cols, int first, i
     __syncthreads();
 }
 
-/* out[b][row] = w[row] . x[b]: x [n][w.cols], out [n][ldo]. Grid: any x, batches in y. */
+/* out[b][row] = w[row] . x[b]: x [n][w.cols], out [n][ldo]; input is shared memory for BATCH rows.
+ * Grid: any x, batches in y. */
 template <int BATCH>
-__device__ void product(const cuda_mat &w, const float *x, float *out, int ldo, int n) {
+__device__ void product(const cuda_mat &w, const float *x, float *out, int ldo, int n,
+                        float *input) {
     int first = blockIdx.y * BATCH, warp = threadIdx.x / 32;
     take_rows<BATCH>(x, w.cols, first, n, input);
     for (int64_t r = ((int64_t)blockIdx.x * MV_WARPS + warp) * 2; r < w.rows;
@@ -94,11 +94,13 @@ __device__ void product(const cuda_mat &w, const float *x, float *out, int ldo, 
 
 KERNEL __launch_bounds__(MV_THREADS)
     matvec_1(cuda_mat w, const float *x, float *out, int ldo, int n) {
-    product<1>(w, x, out, ldo, n);
+    DYNAMIC_SHARED(float, input);
+    product<1>(w, x, out, ldo, n, input);
 }
 KERNEL __launch_bounds__(MV_THREADS)
     matvec_4(cuda_mat w, const float *x, float *out, int ldo, int n) {
-    product<MV_BATCH>(w, x, out, ldo, n);
+    DYNAMIC_SHARED(float, input);
+    product<MV_BATCH>(w, x, out, ldo, n, input);
 }
 
 /* ---- experts --------------------------------------------------------------------------------- */
@@ -108,6 +110,7 @@ KERNEL __launch_bounds__(MV_THREADS)
 KERNEL __launch_bounds__(MV_THREADS)
     slot_experts_up(cuda_mat gate, cuda_mat up, cuda_mat shared_gate, cuda_mat shared_up,
                     const float *routing, const float *x, float *hidden) {
+    DYNAMIC_SHARED(float, input);
     enum { WIDTH = INNER > SHARED ? INNER : SHARED };
     int slot = blockIdx.z, choice = blockIdx.y, warp = threadIdx.x / 32;
     bool shared = choice == TOP_K;
@@ -132,6 +135,7 @@ KERNEL __launch_bounds__(MV_THREADS)
     slot_experts_down(cuda_mat down, cuda_mat shared_down, const float *routing,
                       const float *scores, const float *hidden, float *x, float *out,
                       float *shared) {
+    DYNAMIC_SHARED(float, input);
     enum { WIDTH = INNER > SHARED ? INNER : SHARED };
     int slot = blockIdx.y, warp = threadIdx.x / 32;
     const float *route = routing + slot * 2 * TOP_K;

@@ -51,7 +51,7 @@ KERNEL route(const float *scores, float *routing, int rows) {
 /* Sorts pairs row * TOP_K + choice by expert: begin[EXPERTS + 1], pairs[rows * TOP_K], and its
  * inverse places; then the blocks of `height` pairs (device.h, cuda_groups). One block. */
 enum { GROUP_THREADS = 1024 };
-static_assert(EXPERTS <= GROUP_THREADS, "a thread an expert");
+static_assert((int)EXPERTS <= (int)GROUP_THREADS, "a thread an expert");
 KERNEL __launch_bounds__(GROUP_THREADS)
     group(const float *routing, int rows, int height, int32_t *begin, int32_t *blocks,
           int32_t *n_blocks, int32_t *pairs, int32_t *places) {

@@ -1,0 +1,44 @@
+/* Checks of the CUDA backend that go on after a failure and end with a table. */
+#ifndef TESTS_CUDA_CHECK_H
+#define TESTS_CUDA_CHECK_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "backend/backend.h"
+#include "ckpt/ckpt.h"
+
+/* What the checks run on: the CUDA backend, and the one it is held against. */
+struct bench_model {
+    const struct weights *w;
+    const struct backend *cuda, *truth;
+    const char *truth_name;
+    int32_t context;
+    int32_t vocab;
+    bool emulated; /* a processor stands in for the card: small sizes */
+};
+
+/* Notes a result: value must be at most limit (NaN never is). unit and what are for people. */
+void note(const char *what, double value, double limit);
+void note_error(const char *what, int rc, const lily_err *err);
+int report(const char *json_path,
+           const char *device); /* prints the table; the number of failures */
+
+/* Token i of every test's text: the method of spec-conforming measurements, any vocabulary. */
+static inline int32_t token_at(int64_t i, int32_t vocab) {
+    return (int32_t)(((uint64_t)i * 2654435761u & 0xffffffffu) % (uint64_t)vocab);
+}
+
+void check_stages(const struct bench_model *b, int32_t n, bool decode);
+void check_logits(const struct bench_model *b, const int32_t *lengths, int32_t n_lengths);
+void check_cuts(const struct bench_model *b, int32_t n);
+void check_states(const struct bench_model *b, int32_t n);
+void check_batch(const struct bench_model *b, int32_t slots, int32_t steps);
+/* against_ref: ref is fast enough for it. */
+void check_sampling(const struct bench_model *b, int32_t steps, bool against_ref);
+void check_greedy(const struct bench_model *b, int32_t prompts, int32_t steps);
+void check_long_run(const struct bench_model *b, int64_t tokens);
+void check_depth(const struct bench_model *b, int32_t depth);
+void measure(const struct bench_model *b);
+
+#endif

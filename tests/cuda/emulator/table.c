@@ -1,0 +1,14 @@
+/* The table of embedded kernels (src/backend/cuda/module.c) of the emulated card: images are names.
+ */
+#include <stddef.h>
+
+struct embedded {
+    const char *shape, *file;
+    const void *image;
+};
+extern const struct embedded cuda_embedded[];
+#define FILE(name)                                                                                 \
+    { "mini", "portable_" name, "mini/portable_" name }
+const struct embedded cuda_embedded[] = {FILE("attention"), FILE("deltanet"), FILE("gemm"),
+                                         FILE("matvec"),    FILE("moe"),      FILE("norm"),
+                                         FILE("sample"),    FILE("small"),    {NULL, NULL, NULL}};

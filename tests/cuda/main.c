@@ -1,0 +1,136 @@
+/* cuda-check: the CUDA backend against ref or the CPU backend.
+ *
+ *   cuda-check [-m checkpoint] [--against ref|cpu] [--context n] [--json file] [group ...]
+ *
+ * Groups: stages logits cuts states batch sampling greedy long depth speed; without any, all that
+ * suit the checkpoint. Exit status 1 when a check failed. tests/cuda/run.sh runs it on a card;
+ * built with tests/cuda/emulator it runs the portable kernels on a processor. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/driver.h"
+#include "base/clock.h"
+#include "check.h"
+
+enum { MOST_ROWS = 400 };
+static struct {
+    char what[96];
+    double value, limit;
+    bool good;
+} rows[MOST_ROWS];
+static int n_rows, n_failed;
+
+void note(const char *what, double value, double limit) {
+    bool good = value <= limit; /* false for NaN */
+    if (!good) n_failed++;
+    printf("  %-64s %12.4g  (at most %g)%s\n", what, value, limit, good ? "" : "  FAILED");
+    fflush(stdout);
+    if (n_rows == MOST_ROWS) return;
+    snprintf(rows[n_rows].what, sizeof rows[n_rows].what, "%s", what);
+    rows[n_rows].value = value;
+    rows[n_rows].limit = limit;
+    rows[n_rows++].good = good;
+}
+
+void note_error(const char *what, int rc, const lily_err *err) {
+    printf("  %s: error %d: %s\n", what, rc, err->msg);
+    note(what, NAN, 0);
+}
+
+int report(const char *json_path, const char *device) {
+    printf("\n%d checks, %d failed\n", n_rows, n_failed);
+    for (int i = 0; i < n_rows; i++) {
+        if (!rows[i].good)
+            printf("  FAILED %s: %g, at most %g\n", rows[i].what, rows[i].value, rows[i].limit);
+    }
+    FILE *f = json_path ? fopen(json_path, "w") : NULL;
+    if (!f) return n_failed;
+    fprintf(f, "{\"device\": \"%s\", \"failed\": %d, \"checks\": [", device, n_failed);
+    for (int i = 0; i < n_rows; i++) {
+        fprintf(f, "%s\n  {\"what\": \"%s\", ", i ? "," : "", rows[i].what);
+        if (isfinite(rows[i].value)) fprintf(f, "\"value\": %.6g, ", rows[i].value);
+        if (isfinite(rows[i].limit)) fprintf(f, "\"limit\": %.6g, ", rows[i].limit);
+        fprintf(f, "\"good\": %s}", rows[i].good ? "true" : "false");
+    }
+    fprintf(f, "\n]}\n");
+    fclose(f);
+    return n_failed;
+}
+
+static bool asked(int argc, char **argv, int first, const char *group) {
+    if (first == argc) return strcmp(group, "speed") != 0;
+    for (int i = first; i < argc; i++) {
+        if (strcmp(argv[i], group) == 0) return true;
+    }
+    return false;
+}
+
+/* Everything that was asked for, in sizes that suit the model and the card. */
+static void run(const struct bench_model *b, int argc, char **argv, int first) {
+    static const int32_t few[] = {1, 9, 17, 65}, some[] = {1, 2, 9, 17, 65, 129, 300};
+    static const int32_t many[] = {1,  2,  3,  7,   8,   9,   15,  16,  17,  31,  33,
+                                   63, 64, 65, 127, 129, 200, 255, 300, 513, 1000};
+    bool small = b->emulated, large = b->vocab > 100000;
+    if (asked(argc, argv, first, "stages")) {
+        check_stages(b, small ? 18 : 100, false);
+        check_stages(b, small ? 4 : 12, true);
+    }
+    if (asked(argc, argv, first, "logits")) {
+        const int32_t *lengths = small ? few : large ? some : many;
+        size_t bytes = small ? sizeof few : large ? sizeof some : sizeof many;
+        check_logits(b, lengths, (int32_t)(bytes / sizeof *lengths));
+    }
+    if (asked(argc, argv, first, "cuts")) check_cuts(b, small ? 66 : 700);
+    if (asked(argc, argv, first, "states")) check_states(b, small ? 10 : 200);
+    if (asked(argc, argv, first, "batch")) check_batch(b, small ? 5 : 8, small ? 1 : 8);
+    if (asked(argc, argv, first, "sampling")) check_sampling(b, small ? 3 : 48, !large);
+    if (asked(argc, argv, first, "greedy") && !small) check_greedy(b, 60, 32);
+    if (asked(argc, argv, first, "depth") && !small) check_depth(b, 20000);
+    if (asked(argc, argv, first, "speed") && !small) measure(b);
+    if (first < argc && asked(argc, argv, first, "long")) check_long_run(b, 100000);
+}
+
+int main(int argc, char **argv) {
+    const char *path = NULL, *json = NULL, *against = "ref";
+    int first = 1;
+    struct bench_model b = {.context = 2048};
+    for (; first + 1 < argc && argv[first][0] == '-'; first += 2) {
+        const char *value = argv[first + 1];
+        if (strcmp(argv[first], "-m") == 0) path = value;
+        if (strcmp(argv[first], "--against") == 0) against = value;
+        if (strcmp(argv[first], "--context") == 0) b.context = (int32_t)strtol(value, NULL, 10);
+        if (strcmp(argv[first], "--json") == 0) json = value;
+    }
+    lily_err err = {0};
+#ifdef CUDA_EMULATED
+    b.emulated = true;
+    b.context = 256;
+    if (!cuda_driver_open_from(NULL, &err)) {
+        fprintf(stderr, "emulated card: %s\n", err.msg);
+        return 1;
+    }
+#endif
+    struct backend_probe probe;
+    backend_cuda.probe(&probe);
+    printf("device: %s (%s)\n", probe.device, probe.reason);
+    if (!probe.usable) return 1;
+    struct ckpt *ckpt;
+    int rc = ckpt_load(path, &(struct ckpt_options){0}, &ckpt, &err);
+    if (rc) {
+        fprintf(stderr, "%s\n", err.msg);
+        return 1;
+    }
+    b.w = ckpt_weights(ckpt);
+    b.vocab = b.w->shape->vocab;
+    b.cuda = &backend_cuda;
+    b.truth = strcmp(against, "cpu") == 0 ? &backend_cpu : &backend_ref;
+    b.truth_name = against;
+    printf("checkpoint: %s, %d layers, against %s\n", b.w->shape->name, b.w->layers, against);
+    int64_t began = clock_ns();
+    run(&b, argc, argv, first);
+    int failed = report(json, probe.device);
+    printf("%.1f s\n", (double)(clock_ns() - began) * 1e-9);
+    ckpt_free(ckpt);
+    return failed != 0;
+}
