@@ -5,7 +5,7 @@
 #ifndef LILY_CUDA_DECODE_ATTN_CUH
 #define LILY_CUDA_DECODE_ATTN_CUH
 
-#include "decode_gdn.cuh"
+#include "decode_worker.cuh"
 
 namespace decode {
 
@@ -86,8 +86,8 @@ __device__ __forceinline__ void prepare(Worker &w, AttnShared &g, int layer,
         load_head(w, proj + 2 * QDIM + (is_key ? 0 : KVDIM) + c.kv * HEAD, x);
         if (is_key) norm_and_turn(w, x, weight);
         size_t row = ((size_t)(layer / SHAPE_ATTENTION_EVERY) * KV_HEADS + c.kv) *
-                         (size_t)w.slot.capacity + (size_t)(c.n - 1);
-        uint16_t *cache = (is_key ? w.slot.keys : w.slot.values) + row * HEAD;
+                         (size_t)w.s.slot.capacity + (size_t)(c.n - 1);
+        uint16_t *cache = (is_key ? w.s.slot.keys : w.s.slot.values) + row * HEAD;
         uint16_t *mine = is_key ? g.key : g.value;
 #pragma unroll
         for (int m = 0; m < 8; m++) {
@@ -189,6 +189,8 @@ __device__ __forceinline__ void finish(Worker &w, AttnShared &g, const Running &
     sum += __shfl_xor_sync(~0u, sum, 2);
     if (block == 0 && t == 0) g.sums[i][n] = sum;
     float out[4][4];
+#pragma unroll
+    for (int m = 0; m < 16; m++) out[m / 4][m % 4] = run.out[m / 4][m % 4];
     auto place = [&](float *base, int m, int j) -> float & {
         int dim = 64 * block + 8 * n + 2 * m + (j >> 1), head = 2 * t + (j & 1);
         return base[head * HEAD + dim];
@@ -196,7 +198,9 @@ __device__ __forceinline__ void finish(Worker &w, AttnShared &g, const Running &
     size_t at = (size_t)c.kv * c.span + (size_t)c.group;
     float *parts = w.a.x.parts + at * QPK * HEAD;
     sync_consumers(); /* queries and parts of scores are done with */
+#pragma unroll
     for (int round = 0; round < 2; round++) {
+        if (c.mine <= KV_TOKENS) break; /* one warp's tokens: nothing to add */
         int buffer = round == 0 ? i >> 1 : 0;
         float *base = &g.out[buffer][0][0];
         bool gives = round == 0 ? i & 1 : i == 2, takes = round == 0 ? !(i & 1) : i == 0;
@@ -204,7 +208,6 @@ __device__ __forceinline__ void finish(Worker &w, AttnShared &g, const Running &
         for (int m = 0; m < 4; m++) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                if (round == 0) out[m][j] = run.out[m][j];
                 if (gives) place(base, m, j) = out[m][j];
             }
         }
@@ -232,8 +235,9 @@ __device__ __forceinline__ void finish(Worker &w, AttnShared &g, const Running &
     }
 }
 
-__device__ __forceinline__ void stage_attend(Worker &w, const Stream &st, int layer,
-                                             const decode_layer &l, const Context &c) {
+/* Second stage of an attention layer: all of it. */
+__device__ __forceinline__ void stage_attend(Worker &w, int layer, const decode_layer &l) {
+    const Context &c = w.s.context;
     float weight[8]; /* of the norms, before the wait */
     load_weights(w, w.warp < QPK ? l.q_norm : l.k_norm, weight);
     w.wait();
@@ -254,14 +258,13 @@ __device__ __forceinline__ void stage_attend(Worker &w, const Stream &st, int la
         low[j] = *reinterpret_cast<const uint4 *>(&g.query_low[n][at]);
     }
     Running run = {-3.0e38f, 0, {}};
+#pragma unroll 1
     for (int step = 0; step < c.mine; step += ATTN_STEP) {
-        unsigned first = st.mixer + (unsigned)(step / KV_TOKENS);
-        int n_chunks = min(ATTN_STEP, c.mine - step + KV_TOKENS - 1) / KV_TOKENS;
         int rows = min(KV_TOKENS, c.mine - step - KV_TOKENS * i); /* of this warp's tokens */
         int newest = c.n - 1 - (c.first + step + KV_TOKENS * i);  /* among them, or outside */
         const unsigned char *chunk = w.s.zeros;
         if (rows > 0) {
-            chunk = chunk_wait(w.s, first + (unsigned)i);
+            chunk = w.chunk(i);
             score(w, g, chunk, newest, high, low);
         }
         sync_consumers();
@@ -273,61 +276,91 @@ __device__ __forceinline__ void stage_attend(Worker &w, const Stream &st, int la
         }
         sync_consumers();
         gather(w, g, chunk + KV_CHUNK, newest, rows, run);
-        for (int j = 0; j < n_chunks; j++) chunk_leave(w.s, first + (unsigned)j);
+        w.leave(chunks(min(ATTN_STEP, c.mine - step), KV_TOKENS));
     }
     w.mark(4);
     finish(w, g, run, c);
     w.arrive();
 }
 
-/* Third stage: the parts of half a head, weighed; the gate; the output projection. */
-__device__ __forceinline__ void stage_attn_out(Worker &w, const Stream &st, int layer,
-                                               const Context &c) {
+struct GatherShared {
+    alignas(16) float parts[WARPS][128];
+    alignas(16) float y[128];
+    alignas(16) Quantised quantised;
+};
+static_assert(sizeof(GatherShared) <= WORK, "fits");
+
+/* Third stage, first half: the parts of half a head, weighed, and the gate, until the result lies
+ * quantised in shared memory. All loads are asked for before any is used. */
+__device__ __forceinline__ void gather_front(Worker &w) {
+    constexpr int BATCH = 5; /* parts a warp adds at once: 80 groups */
+    const Context &c = w.s.context;
+    GatherShared &g = *reinterpret_cast<GatherShared *>(w.s.work);
     w.wait();
-    if (!has_out(layer)) {
-        w.arrive();
-        return;
+    int slice = (int)blockIdx.x / OUT_PARTS, head = slice / 2;
+    size_t first = (size_t)(head / QPK) * c.span * QPK + (size_t)(head % QPK);
+    const float2 *ml = reinterpret_cast<const float2 *>(w.a.x.parts_ml) + first;
+    const float4 *from = reinterpret_cast<const float4 *>(
+                             w.a.x.parts + first * HEAD + slice % 2 * 128) + w.lane;
+    float gate = 0;
+    if (w.warp < 4) {
+        gate = __ldcg(w.a.x.proj + (2 * head + 1) * HEAD + slice % 2 * 128 + w.tid);
     }
-    int slice = (int)blockIdx.x / OUT_PARTS, head = slice / 2, kv = head / QPK;
-    float *parts = w.work(); /* [WARPS][128], then [128] */
-    const float *ml = w.a.x.parts_ml + ((size_t)kv * c.span * QPK + (size_t)(head % QPK)) * 2;
-    const float *from = w.a.x.parts + ((size_t)kv * c.span * QPK + (size_t)(head % QPK)) * HEAD +
-                        slice % 2 * 128 + 4 * w.lane;
     float top = -3.0e38f, sum = 0;
-    for (int j = w.lane; j < c.groups; j += 32) top = fmaxf(top, __ldcg(ml + j * QPK * 2));
-    top = warp_max(top);
-    for (int j = w.lane; j < c.groups; j += 32) {
-        float2 x = __ldcg(reinterpret_cast<const float2 *>(ml + j * QPK * 2));
-        sum += x.y * __expf(x.x - top);
+    float4 o = {};
+#pragma unroll 1
+    for (int base = 0; base < c.groups; base += BATCH * WARPS) {
+        float2 mine[BATCH / 2 + 1];
+        float4 x[BATCH];
+#pragma unroll
+        for (int j = 0; j <= BATCH / 2; j++) {
+            int group = base + 32 * j + w.lane;
+            bool valid = group < c.groups && 32 * j + w.lane < BATCH * WARPS;
+            mine[j] = valid ? __ldcg(ml + (size_t)group * QPK) : float2{-3.0e38f, 0};
+        }
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            int group = base + WARPS * j + w.warp;
+            x[j] = group < c.groups ? __ldcg(from + (size_t)group * (QPK * HEAD / 4)) : float4{};
+        }
+        float now = top;
+#pragma unroll
+        for (int j = 0; j <= BATCH / 2; j++) now = fmaxf(now, mine[j].x);
+        now = warp_max(now);
+        float fade = __expf(top - now), part = 0;
+        top = now;
+#pragma unroll
+        for (int j = 0; j <= BATCH / 2; j++) {
+            mine[j].x = __expf(mine[j].x - now);
+            part = fmaf(mine[j].x, mine[j].y, part);
+        }
+        sum = sum * fade + part;
+        o.x *= fade, o.y *= fade, o.z *= fade, o.w *= fade;
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            float weight = __shfl_sync(~0u, mine[j / 2].x, w.warp + WARPS * (j & 1));
+            o.x = fmaf(weight, x[j].x, o.x), o.y = fmaf(weight, x[j].y, o.y);
+            o.z = fmaf(weight, x[j].z, o.z), o.w = fmaf(weight, x[j].w, o.w);
+        }
     }
     sum = warp_sum(sum);
-    float4 o = {};
-#pragma unroll 4
-    for (int j = w.warp; j < c.groups; j += WARPS) {
-        float weight = __expf(__ldcg(ml + j * QPK * 2) - top);
-        float4 x = __ldcg(reinterpret_cast<const float4 *>(from + (size_t)j * QPK * HEAD));
-        o.x = fmaf(weight, x.x, o.x), o.y = fmaf(weight, x.y, o.y);
-        o.z = fmaf(weight, x.z, o.z), o.w = fmaf(weight, x.w, o.w);
-    }
     w.mark(1);
-    reinterpret_cast<float4 *>(parts)[w.warp * 32 + w.lane] = o;
+    reinterpret_cast<float4 *>(g.parts[w.warp])[w.lane] = o;
     sync_consumers();
-    w.mark(2);
-    if (w.tid < 128) {
+    if (w.warp < 4) {
         float y = 0;
 #pragma unroll
-        for (int j = 0; j < WARPS; j++) y += parts[j * 128 + w.tid];
-        float gate = __ldcg(w.a.x.proj + (2 * head + 1) * HEAD + slice % 2 * 128 + w.tid);
-        parts[WARPS * 128 + w.tid] = y / sum * sigmoid(gate);
+        for (int j = 0; j < WARPS; j++) y += g.parts[j][w.tid];
+        g.y[w.tid] = __fdividef(y, sum) * sigmoid(gate);
+        sync_four();
+        if (w.warp == 0) {
+            float4 y4 = reinterpret_cast<const float4 *>(g.y)[w.lane];
+            const float v[4] = {y4.x, y4.y, y4.z, y4.w};
+            quantise(v, g.quantised);
+        }
     }
     sync_consumers();
-    float4 y4 = reinterpret_cast<const float4 *>(parts + WARPS * 128)[w.lane];
-    const float y[4] = {y4.x, y4.y, y4.z, y4.w};
-    Slice x;
-    make_slice(y, w.scratch, x);
-    w.mark(3);
-    project_out(w, st.mixer + (unsigned)context_chunks(c), x, 1.0f);
-    w.arrive();
+    w.mark(4);
 }
 
 } /* namespace decode */

@@ -56,7 +56,7 @@ struct Context {
 };
 
 constexpr int WORK = 21504;          /* bytes shared by whatever a stage needs */
-constexpr int WARP_SCRATCH = 256;    /* bytes of each warp */
+constexpr int WARP_SCRATCH = 272;    /* bytes of each warp */
 struct Shared {
     alignas(128) unsigned char ring[SLOTS * SLOT];
     alignas(128) unsigned char work[WORK];
@@ -66,12 +66,13 @@ struct Shared {
     float squares[WARPS];
     float cosine[SHAPE_ROTARY_DIM / 2], sine[SHAPE_ROTARY_DIM / 2];
     float route_weight;
-    int chosen[TOP_K];
+    int chosen;
     cuda_slot slot;
+    decode_layer layers[2][2]; /* consumers' and producer's copy of the layer's table, and the next */
     /* this block's shares, worked out once (decode_plan.cuh) */
     Share project[3]; /* row tiles of DeltaNet's and attention's projections and of the head */
     Share shared_slices;
-    int expert_chunks;
+    int project_chunks[3], mixer_chunks[2], route_chunks;
     Context context;
 };
 
@@ -116,21 +117,14 @@ __device__ __forceinline__ void sync_consumers() {
     asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
 }
 
-/* Chunk i of this block's stream: its slot, and the parity of the slot's use. */
-__device__ __forceinline__ int slot_of(unsigned chunk) { return (int)(chunk % SLOTS); }
-__device__ __forceinline__ unsigned turn_of(unsigned chunk) { return chunk / SLOTS; }
+/* Slots are handed out in runs: `mod` slots from `base` on, used in turn. */
+struct Run {
+    int base, mod, slot;
+};
 
-__device__ __forceinline__ const unsigned char *chunk_wait(const Shared &s, unsigned chunk) {
-    int slot = slot_of(chunk);
-    barrier_wait(&s.full[slot], turn_of(chunk) & 1);
-    return s.ring + slot * SLOT;
-}
-
-/* Every consumer warp leaves every chunk once, whether it read it or not. Between two barriers of
- * the block fewer chunks than slots are left, so no warp is a whole turn ahead of another. */
-__device__ __forceinline__ void chunk_leave(Shared &s, unsigned chunk) {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) barrier_arrive(&s.empty[slot_of(chunk)]);
+__device__ __forceinline__ int step_slot(const Run &r, int slot, int n) { /* n <= mod */
+    slot += n;
+    return slot >= r.base + r.mod ? slot - r.mod : slot;
 }
 
 /* ---- the grid --------------------------------------------------------------------------------- */
@@ -163,8 +157,8 @@ __device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_floa
 __device__ __forceinline__ float bf16_high(uint32_t pair) {
     return __uint_as_float(pair & 0xffff0000u);
 }
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 template <int FIRST = 16> __device__ __forceinline__ float warp_sum(float x) {
@@ -220,7 +214,7 @@ struct Slice {
     float sum;          /* of the inputs of group t & 1 */
 };
 
-constexpr float QMAX = 32639.0f; /* 127 * 256 + 127 */
+constexpr float QMAX = 32630.0f; /* 127 * 256 + 127, less what a quick division may be off */
 
 /* Splits an integer within +-QMAX into its two signed bytes. */
 __device__ __forceinline__ void split(int q, int &high, int &low) {
@@ -233,28 +227,42 @@ __device__ __forceinline__ uint32_t pack4(int a, int b, int c, int d) {
                        __byte_perm((uint32_t)c, (uint32_t)d, 0x0040), 0x5410);
 }
 
-/* x: inputs 4 lane .. 4 lane + 3 of the slice. */
-__device__ __forceinline__ void make_slice(const float (&x)[4], uint32_t *scratch, Slice &out) {
-    int lane = threadIdx.x & 31, n = lane >> 2, t = lane & 3;
+/* A slice on its way to the operand: two planes of 32 words (4 inputs each), the groups' scales and
+ * sums. */
+struct Quantised {
+    uint32_t plane[2][32];
+    float scale[2], sum[2];
+};
+
+/* x: inputs 4 lane .. 4 lane + 3 of the slice. One scale for the slice: finer ones gain little. */
+__device__ __forceinline__ void quantise(const float (&x)[4], Quantised &out) {
+    int lane = threadIdx.x & 31;
     float top = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
-    top = warp_max<8>(top); /* of 16 lanes: one group */
-    float inverse = top > 0 ? QMAX / top : 0.0f;
-    int high[4], low[4], q[4];
+    top = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(top)));
+    float inverse = top > 0 ? __fdividef(QMAX, top) : 0.0f;
+    int high[4], low[4], sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        q[i] = __float2int_rn(x[i] * inverse);
-        split(q[i], high[i], low[i]);
+        int q = __float2int_rn(x[i] * inverse);
+        split(q, high[i], low[i]);
+        sum += q;
     }
+    out.plane[0][lane] = pack4(high[0], high[1], high[2], high[3]);
+    out.plane[1][lane] = pack4(low[0], low[1], low[2], low[3]);
     /* Of the rounded inputs, so that the bias takes back what it should of the codes' mean. */
-    int sum = (q[0] + q[1]) + (q[2] + q[3]);
-#pragma unroll
-    for (int d = 8; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
-    __syncwarp();
-    scratch[lane] = pack4(high[0], high[1], high[2], high[3]);
-    scratch[32 + lane] = pack4(low[0], low[1], low[2], low[3]);
-    __syncwarp();
-    const uint4 *from = reinterpret_cast<const uint4 *>(scratch + 32 * (n & 1) + 8 * t);
-    uint4 p = from[0], r = from[1];
+    int first = __reduce_add_sync(~0u, lane < 16 ? sum : 0);
+    int second = __reduce_add_sync(~0u, lane < 16 ? 0 : sum);
+    if (lane < 2) {
+        float step = top * (1.0f / QMAX);
+        out.scale[lane] = step * 0.0625f;
+        out.sum[lane] = (float)(lane ? second : first) * step;
+    }
+}
+
+__device__ __forceinline__ void take_slice(const Quantised &from, Slice &out) {
+    int lane = threadIdx.x & 31, n = lane >> 2, t = lane & 3;
+    const uint4 *plane = reinterpret_cast<const uint4 *>(from.plane[n & 1] + 8 * t);
+    uint4 p = plane[0], r = plane[1];
     bool mine = ((n >> 1) & 1) == (t >> 1);
     uint32_t v[8] = {__byte_perm(p.x, p.y, 0x6420), __byte_perm(p.z, p.w, 0x6420),
                      __byte_perm(r.x, r.y, 0x6420), __byte_perm(r.z, r.w, 0x6420),
@@ -265,8 +273,8 @@ __device__ __forceinline__ void make_slice(const float (&x)[4], uint32_t *scratc
         out.first[i] = mine && n < 4 ? v[i] : 0;
         out.second[i] = mine && n >= 4 ? v[i] : 0;
     }
-    out.scale = __shfl_sync(~0u, top, 16 * (t & 1)) * (1.0f / QMAX / 16.0f);
-    out.sum = (float)__shfl_sync(~0u, sum, 16 * (t & 1)) * (out.scale * 16.0f);
+    out.scale = from.scale[t & 1];
+    out.sum = from.sum[t & 1];
 }
 
 /* One wide tile times a slice: the lane's row of 32. */
@@ -324,8 +332,8 @@ struct Narrow {
 
 __device__ __forceinline__ void make_narrow(float x, unsigned char *scratch, Narrow &out) {
     int lane = threadIdx.x & 31, n = lane >> 2, t = lane & 3;
-    float top = warp_max(fabsf(x));
-    int high, low, q = __float2int_rn(x * (top > 0 ? QMAX / top : 0.0f));
+    float top = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(fabsf(x))));
+    int high, low, q = __float2int_rn(x * (top > 0 ? __fdividef(QMAX, top) : 0.0f));
     int sum = __reduce_add_sync(~0u, q);
     split(q, high, low);
     __syncwarp();

@@ -17,19 +17,15 @@ __device__ __forceinline__ bool is_attention(int layer) {
     return (layer + 1) % SHAPE_ATTENTION_EVERY == 0;
 }
 
-/* Row tiles of the product that begins layer `layer`; after the last layer comes the head. */
-__device__ __forceinline__ Share project_share(const Shared &s, int layer, int n_layers) {
-    return s.project[layer == n_layers ? 2 : is_attention(layer)];
-}
-
-__device__ __forceinline__ int project_chunks(const Shared &s, int layer, int n_layers) {
-    return chunks(project_share(s, layer, n_layers).n * SLICES, SLOT_TILES);
+/* Which layer of its kind. */
+__device__ __forceinline__ int kind_index(int layer) {
+    int before = layer / SHAPE_ATTENTION_EVERY;
+    return is_attention(layer) ? before : layer - before;
 }
 
 /* Output projection: block 4 s + q has rows of quarter q of slice s. */
-__device__ __forceinline__ bool has_out(int layer) {
-    int slices = is_attention(layer) ? QDIM / 128 : VHEADS;
-    return (int)blockIdx.x < OUT_PARTS * slices;
+__device__ __forceinline__ bool has_out(bool attention) {
+    return (int)blockIdx.x < OUT_PARTS * (attention ? QDIM / 128 : VHEADS);
 }
 
 constexpr int ATTN_STEP = 64;
@@ -49,22 +45,6 @@ __device__ __forceinline__ Context context_of(int n) {
     return c;
 }
 
-__device__ __forceinline__ int context_chunks(const Context &c) {
-    return (c.mine + KV_TOKENS - 1) / KV_TOKENS;
-}
-
-__device__ __forceinline__ int mixer_chunks(const Shared &s, int layer) {
-    if (is_attention(layer)) return context_chunks(s.context) + (has_out(layer) ? OUT_CHUNKS : 0);
-    return has_out(layer) ? STATE_SLOTS + OUT_CHUNKS : 0;
-}
-
-/* Router and the shared expert's first half: one row tile in each of the first blocks. */
-__device__ __forceinline__ int route_chunks() {
-    int b = blockIdx.x;
-    if (b < SHARED_TILES) return chunks(SLICES, SLOT_TILES);
-    return b < SHARED_TILES + ROUTER_TILES ? chunks(SLICES, BYTE_PER_SLOT) : 0;
-}
-
 /* The shared expert's second half goes to the blocks that no routed expert needs. */
 __device__ __forceinline__ Share find_shared_slices() {
     int blocks = min((int)gridDim.x - ROUTED_JOBS, SHARED_SLICES);
@@ -74,64 +54,32 @@ __device__ __forceinline__ Share find_shared_slices() {
     return {first, SHARED_SLICES * (j + 1) / blocks - first};
 }
 
-__device__ __forceinline__ int find_expert_chunks(const Shared &s) {
-    if ((int)blockIdx.x < ROUTED_JOBS) return EXPERT_IN_CHUNKS + DOWN_CHUNKS;
-    return s.shared_slices.n * DOWN_CHUNKS;
-}
-
 /* One thread, before all others read it. */
 __device__ __forceinline__ void plan_block(Shared &s, int pos) {
     s.project[0] = share_of(row_tiles(GDN_ROWS));
     s.project[1] = share_of(row_tiles(ATTN_ROWS));
     s.project[2] = share_of(row_tiles(SHAPE_VOCAB));
     s.shared_slices = find_shared_slices();
-    s.expert_chunks = find_expert_chunks(s);
     s.context = context_of(pos + 1);
+    for (int i = 0; i < 3; i++) s.project_chunks[i] = chunks(s.project[i].n * SLICES, SLOT_TILES);
+    int context = chunks(s.context.mine, KV_TOKENS);
+    s.mixer_chunks[0] = has_out(false) ? STATE_SLOTS + OUT_CHUNKS : 0;
+    s.mixer_chunks[1] = context + (has_out(true) ? OUT_CHUNKS : 0);
+    /* Router and the shared expert's first half: one row tile in each of the first blocks. */
+    int b = blockIdx.x;
+    s.route_chunks = b < SHARED_TILES                  ? chunks(SLICES, SLOT_TILES)
+                     : b < SHARED_TILES + ROUTER_TILES ? chunks(SLICES, BYTE_PER_SLOT)
+                                                       : 0;
 }
 
-/* The stream's order is the order of use with one exception: the first chunks of the next layer's
- * projection are fetched before the experts', whose addresses are not known until the router has
- * spoken. */
-#ifndef DECODE_AHEAD
-#define DECODE_AHEAD 4
-#endif
-constexpr int AHEAD = DECODE_AHEAD;
-
-/* Both must fit into the ring: the experts' chunks are used up before the early ones. */
-__device__ __forceinline__ int early_chunks(const Shared &s, int layer, int n_layers) {
-    int room = max(0, SLOTS - (layer ? s.expert_chunks : 0));
-    return min(project_chunks(s, layer, n_layers), min(AHEAD, room));
-}
-
-struct Stream {
-    unsigned early, project, mixer, route, expert; /* first chunk of each part of this layer */
-    int n_early, n_project, n_route;
-    unsigned next_early; /* of the next layer */
-};
-
-/* Fills in the layer whose early chunks begin at `early` and whose other chunks at `rest`; returns
- * where the next layer's rest begins. */
-__device__ __forceinline__ unsigned plan_layer(const Shared &s, Stream &st, int layer, int n_layers,
-                                               unsigned early, unsigned rest) {
-    st.early = early;
-    st.project = rest;
-    st.n_project = project_chunks(s, layer, n_layers);
-    st.n_early = early_chunks(s, layer, n_layers);
-    st.mixer = st.project + (unsigned)(st.n_project - st.n_early);
-    st.next_early = st.mixer;
-    if (layer == n_layers) return st.mixer;
-    st.route = st.mixer + (unsigned)mixer_chunks(s, layer);
-    st.n_route = route_chunks();
-    st.next_early = st.route + (unsigned)st.n_route;
-    st.expert = st.next_early + (unsigned)early_chunks(s, layer + 1, n_layers);
-    return st.expert + (unsigned)s.expert_chunks;
-}
-
-__device__ __forceinline__ unsigned project_chunk(const Stream &s, int i) {
-    return i < s.n_early ? s.early + (unsigned)i : s.project + (unsigned)(i - s.n_early);
-}
-
-__device__ __forceinline__ int stages_of(int layer) { return is_attention(layer) ? 5 : 4; }
+/* Slots. Within a layer the chunks of the projection, of the mixer and of router and shared expert
+ * take slots 0, 1, 2 ... in turn. The next layer's projection begins at slot 0 again, and its first
+ * chunks are fetched before the experts', whose addresses are not known until the router has
+ * spoken; the experts take turns in the other slots, so that what follows finds room as soon as
+ * their first half is done. */
+constexpr int EARLY = 4;
+constexpr int EXPERT_SLOTS = SLOTS - EARLY;
+static_assert(EXPERT_IN_CHUNKS + DOWN_CHUNKS <= EXPERT_SLOTS, "a routed expert fits");
 
 } /* namespace decode */
 

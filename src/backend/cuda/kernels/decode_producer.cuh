@@ -15,15 +15,21 @@ namespace decode {
 
 struct Producer {
     Shared &s;
-    unsigned next; /* chunk to issue */
+    unsigned phases; /* bit i: parity of the next use of slot i */
+    Run run;
+    unsigned flying; /* the last chunks' slots, 8 bits each: slot + 16 parity; 0xff: none */
 
+    __device__ __forceinline__ void begin_run(int base, int mod, int slot) {
+        run = {base, mod, slot};
+    }
     __device__ __forceinline__ unsigned char *begin(unsigned bytes) {
-        int slot = slot_of(next);
-        if (next >= SLOTS) barrier_wait(&s.empty[slot], (turn_of(next) - 1) & 1);
-        if (next >= DECODE_IN_FLIGHT) {
-            unsigned old = next - DECODE_IN_FLIGHT;
-            barrier_wait(&s.full[slot_of(old)], turn_of(old) & 1);
-        }
+        int slot = run.slot;
+        unsigned phase = phases >> slot & 1;
+        barrier_wait(&s.empty[slot], phase ^ 1);
+        unsigned old = flying >> (8 * (DECODE_IN_FLIGHT - 1)) & 0xff;
+        if (old != 0xff) barrier_wait(&s.full[old & 15], old >> 4);
+        flying = flying << 8 | (unsigned)slot | phase << 4;
+        phases ^= 1u << slot;
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
                          shared_address(&s.full[slot])),
                      "r"(bytes)
@@ -31,57 +37,65 @@ struct Producer {
         return s.ring + slot * SLOT;
     }
     __device__ __forceinline__ void copy(unsigned char *to, const void *from, unsigned bytes) {
-        bulk_copy(to, from, bytes, &s.full[slot_of(next)]);
+        bulk_copy(to, from, bytes, &s.full[run.slot]);
     }
+    __device__ __forceinline__ void end() { run.slot = step_slot(run, run.slot, 1); }
     /* One contiguous piece in chunks of at most `chunk` bytes. */
     __device__ __forceinline__ void stream(const uint8_t *from, unsigned bytes, unsigned chunk) {
+#pragma unroll 1
         for (unsigned at = 0; at < bytes; at += chunk) {
             unsigned n = min(chunk, bytes - at);
             copy(begin(n), from + at, n);
-            next++;
+            end();
         }
     }
 };
+static_assert(DECODE_IN_FLIGHT <= 4, "fits into a word");
 
-/* The eight largest scores in descending order, ties to the lower index, and this block's weight:
- * softmax over the eight. Lane l looks after experts l, l + 32, ... All lanes take part. */
+/* The eight largest scores, ties to the lower index; this block's expert among them and its weight,
+ * a softmax over the eight. Lane l looks after a run of experts from l * N on. All lanes take
+ * part. */
 __device__ __forceinline__ void choose(const float *scores, Shared &s) {
     constexpr int N = (EXPERTS + 31) / 32;
     int lane = threadIdx.x & 31;
     uint32_t key[N];
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        int e = lane + 32 * i;
-        uint32_t bits = e < EXPERTS ? __float_as_uint(__ldcg(scores + e)) : 0xffffffffu;
-        key[i] = bits & 0x80000000u ? ~bits : bits | 0x80000000u; /* orders as the floats do */
+        uint32_t bits = __float_as_uint(__ldcg(scores + lane * N + i));
+        key[i] = bits ^ ((uint32_t)((int)bits >> 31) | 0x80000000u); /* orders as the floats do */
     }
-    float top = 0, sum = 0, mine = 0;
-    int own = (int)blockIdx.x / EXPERT_JOBS;
+    uint32_t kept = 0; /* of the lane's turn: round k belongs to lane k */
+    int expert = 0;
 #pragma unroll 1
     for (int k = 0; k < TOP_K; k++) {
-        uint32_t best = 0;
-        int where = 0x7fffffff;
+        uint32_t best = key[0];
 #pragma unroll
-        for (int i = N - 1; i >= 0; i--) {
-            if (key[i] >= best) best = key[i], where = lane + 32 * i;
-        }
+        for (int i = 1; i < N; i++) best = max(best, key[i]);
         uint32_t most = __reduce_max_sync(~0u, best);
-        int winner = __reduce_min_sync(~0u, best == most ? where : 0x7fffffff);
+        int winner = __ffs((int)__ballot_sync(~0u, best == most)) - 1;
+        int where = N - 1;
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            if (lane + 32 * i == winner) key[i] = 0;
-        }
-        float score = __uint_as_float(most & 0x80000000u ? most & 0x7fffffffu : ~most);
-        if (k == 0) top = score;
-        float weight = expf(score - top);
-        sum += weight;
-        if (k == own) mine = weight;
-        if (lane == 0) s.chosen[k] = winner;
+        for (int i = N - 2; i >= 0; i--) where = key[i] == most ? i : where;
+        int index = __shfl_sync(~0u, lane * N + where, winner);
+#pragma unroll
+        for (int i = 0; i < N; i++) key[i] = lane * N + i == index ? 0 : key[i];
+        if (lane == k) kept = most, expert = index;
     }
-    if (lane == 0) s.route_weight = mine / sum;
+    float score = __uint_as_float(kept ^ (kept >> 31 ? 0x80000000u : 0xffffffffu));
+    float top = __shfl_sync(~0u, score, 0);
+    float weight = lane < TOP_K ? __expf(score - top) : 0.0f;
+    float sum = weight;
+#pragma unroll
+    for (int d = TOP_K / 2; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
+    if (lane == (int)blockIdx.x / EXPERT_JOBS) {
+        s.route_weight = weight / sum;
+        s.chosen = expert;
+    }
     __syncwarp();
 }
+static_assert(EXPERTS % 32 == 0, "as many for each lane");
 
+/* Chunks [from, to) of a projection's share. */
 __device__ __forceinline__ void produce_project(Producer &p, const uint8_t *tiles, Share share,
                                                 int from, int to) {
     const uint8_t *at = tiles + (size_t)share.first * SLICES * TILE_WIDE_BYTES;
@@ -90,31 +104,36 @@ __device__ __forceinline__ void produce_project(Producer &p, const uint8_t *tile
     if (begin < end) p.stream(at + begin, end - begin, SLOT);
 }
 
-__device__ __forceinline__ void produce_mixer(Producer &p, const decode_layer &w, int layer,
-                                              const cuda_slot &slot, const Context &c) {
-    int kind = is_attention(layer) ? layer / SHAPE_ATTENTION_EVERY
-                                   : layer - layer / SHAPE_ATTENTION_EVERY;
-    if (is_attention(layer)) {
-        size_t head = ((size_t)kind * KV_HEADS + c.kv) * (size_t)slot.capacity;
-        const uint16_t *keys = slot.keys + (head + c.first) * HEAD;
-        const uint16_t *values = slot.values + (head + c.first) * HEAD;
-        for (int i = 0; i < c.mine; i += KV_TOKENS) {
-            /* This token's own row comes from its projection, not from the cache. */
-            int old = min(KV_TOKENS, min(c.mine, c.n - 1 - c.first) - i);
-            unsigned bytes = (unsigned)max(old, 0) * HEAD * 2;
-            unsigned char *to = p.begin(2 * bytes);
-            if (bytes) {
-                p.copy(to, keys + (size_t)i * HEAD, bytes);
-                p.copy(to + KV_CHUNK, values + (size_t)i * HEAD, bytes);
-            }
-            p.next++;
+__device__ __forceinline__ void produce_context(Producer &p, int layer) {
+    const Context &c = p.s.context;
+    const cuda_slot &slot = p.s.slot;
+    size_t row = ((size_t)kind_index(layer) * KV_HEADS + c.kv) * (size_t)slot.capacity + c.first;
+    const uint16_t *keys = slot.keys + row * HEAD, *values = slot.values + row * HEAD;
+#pragma unroll 1
+    for (int i = 0; i < c.mine; i += KV_TOKENS) {
+        /* This token's own row comes from its projection, not from the cache. */
+        int old = min(KV_TOKENS, min(c.mine, c.n - 1 - c.first) - i);
+        unsigned bytes = (unsigned)max(old, 0) * HEAD * 2;
+        unsigned char *to = p.begin(2 * bytes);
+        if (bytes) {
+            p.copy(to, keys + (size_t)i * HEAD, bytes);
+            p.copy(to + KV_CHUNK, values + (size_t)i * HEAD, bytes);
         }
-    } else if (has_out(layer)) {
-        const float *state = slot.state_in +
-                             ((size_t)kind * VHEADS + blockIdx.x / OUT_PARTS) * (128 * 128);
+        p.end();
+    }
+}
+
+__device__ __forceinline__ void produce_mixer(Producer &p, const decode_layer &w, int layer) {
+    bool attention = is_attention(layer), out = has_out(attention);
+    if (attention) {
+        produce_context(p, layer);
+    } else if (out) {
+        const float *state =
+            p.s.slot.state_in +
+            ((size_t)kind_index(layer) * VHEADS + blockIdx.x / OUT_PARTS) * (128 * 128);
         p.stream(reinterpret_cast<const uint8_t *>(state), STATE_SLOTS * STATE_CHUNK, STATE_CHUNK);
     }
-    if (has_out(layer)) {
+    if (out) {
         p.stream(w.out + (size_t)blockIdx.x * (OUT_TILES * TILE_WIDE_BYTES),
                  OUT_TILES * TILE_WIDE_BYTES, SLOT);
     }
@@ -122,62 +141,71 @@ __device__ __forceinline__ void produce_mixer(Producer &p, const decode_layer &w
 
 __device__ __forceinline__ void produce_route(Producer &p, const decode_layer &w) {
     int b = blockIdx.x;
-    if (b < SHARED_TILES) {
-        p.stream(w.shared_in + (size_t)b * (SLICES * TILE_WIDE_BYTES), SLICES * TILE_WIDE_BYTES,
-                 SLOT);
-    } else if (b < SHARED_TILES + ROUTER_TILES) {
-        p.stream(w.router + (size_t)(b - SHARED_TILES) * (SLICES * TILE_BYTE_BYTES),
-                 SLICES * TILE_BYTE_BYTES, BYTE_PER_SLOT * TILE_BYTE_BYTES);
-    }
+    if (b >= SHARED_TILES + ROUTER_TILES) return;
+    bool shared = b < SHARED_TILES;
+    unsigned bytes = SLICES * (shared ? TILE_WIDE_BYTES : TILE_BYTE_BYTES);
+    const uint8_t *from = shared ? w.shared_in + (size_t)b * bytes
+                                 : w.router + (size_t)(b - SHARED_TILES) * bytes;
+    p.stream(from, bytes, shared ? SLOT : BYTE_PER_SLOT * TILE_BYTE_BYTES);
 }
 
-__device__ __forceinline__ void produce_experts(Producer &p, const decode_layer &w, int expert) {
+__device__ __forceinline__ void produce_experts(Producer &p, const decode_layer &w, bool routed) {
     constexpr size_t DOWN_SLICE = (size_t)DOWN_TILES * TILE_DOWN_BYTES;
     constexpr unsigned DOWN_CHUNK = DOWN_PER_SLOT * TILE_DOWN_BYTES;
-    if (expert >= 0) {
-        constexpr unsigned in = 2 * SLICES * TILE_WIDE_BYTES;
-        size_t job = (size_t)expert * EXPERT_JOBS + blockIdx.x % EXPERT_JOBS;
-        p.stream(w.gate_up + job * in, in, SLOT);
-        p.stream(w.down + job * DOWN_SLICE, DOWN_SLICE, DOWN_CHUNK);
-        return;
-    }
     Share slices = p.s.shared_slices;
-    for (int i = 0; i < slices.n; i++) {
-        p.stream(w.shared_out + (size_t)(slices.first + i) * DOWN_SLICE, DOWN_SLICE, DOWN_CHUNK);
+    const uint8_t *down = w.shared_out + (size_t)slices.first * DOWN_SLICE;
+    if (routed) {
+        constexpr unsigned in = 2 * SLICES * TILE_WIDE_BYTES;
+        size_t job = (size_t)p.s.chosen * EXPERT_JOBS + blockIdx.x % EXPERT_JOBS;
+        p.stream(w.gate_up + job * in, in, SLOT);
+        down = w.down + job * DOWN_SLICE;
+        slices.n = 1;
     }
+#pragma unroll 1
+    for (int i = 0; i < slices.n; i++) p.stream(down + i * DOWN_SLICE, DOWN_SLICE, DOWN_CHUNK);
 }
 
 /* The whole warp; lane 0 issues. */
 __device__ __forceinline__ void produce(const decode_args &a, Shared &s) {
-    bool leads = (threadIdx.x & 31) == 0;
-    Producer p = {s, 0};
+    int lane = threadIdx.x & 31;
+    bool leads = lane == 0, routed = (int)blockIdx.x < ROUTED_JOBS;
+    constexpr int WORDS = sizeof(decode_layer) / 4;
+    Producer p = {s, 0, {0, SLOTS, 0}, 0xffffffffu};
     unsigned target = a.barrier;
-    bool routed = (int)blockIdx.x < ROUTED_JOBS;
-    for (int l = 0; l <= a.n_layers; l++) {
-        Share share = project_share(s, l, a.n_layers);
-        const uint8_t *tiles = l < a.n_layers ? a.layers[l].in : a.lm_head;
-        int n = project_chunks(s, l, a.n_layers);
-        if (leads) {
-            int early = l == 0 ? 0 : early_chunks(s, l, a.n_layers);
-            produce_project(p, tiles, share, early, n);
+    const uint8_t *tiles = a.layers[0].in;
+    if (leads) produce_project(p, tiles, s.project[is_attention(0)], 0, EARLY);
+#pragma unroll 1
+    for (int l = 0; l < a.n_layers; l++) {
+        bool attention = is_attention(l), last = l + 1 == a.n_layers;
+        decode_layer &w = s.layers[1][0];
+        __syncwarp();
+        if (lane < WORDS) {
+            reinterpret_cast<uint32_t *>(&w)[lane] =
+                __ldg(reinterpret_cast<const uint32_t *>(a.layers + l) + lane);
         }
-        if (l == a.n_layers) break;
-        const decode_layer &w = a.layers[l];
-        target += (unsigned)(stages_of(l) - 1) * gridDim.x; /* up to the router's barrier */
+        __syncwarp();
+        target += (attention ? 4u : 3u) * gridDim.x; /* up to the router's barrier */
         if (leads) {
-            produce_mixer(p, w, l, s.slot, s.context);
+            p.begin_run(0, SLOTS, min(EARLY, s.project_chunks[attention]));
+            produce_project(p, tiles, s.project[attention], EARLY, 1 << 16);
+            produce_mixer(p, w, l);
             produce_route(p, w);
-            produce_project(p, l + 1 == a.n_layers ? a.lm_head : a.layers[l + 1].in,
-                            project_share(s, l + 1, a.n_layers), 0,
-                            early_chunks(s, l + 1, a.n_layers));
+            tiles = last ? a.lm_head : a.layers[l + 1].in;
+            p.begin_run(0, SLOTS, 0);
+            produce_project(p, tiles, s.project[last ? 2 : is_attention(l + 1)], 0, EARLY);
+            p.begin_run(EARLY, EXPERT_SLOTS, EARLY);
         }
         if (routed) {
             if (leads) grid_poll(a.x.counter, target);
             __syncwarp();
             choose(a.x.scores, s);
         }
-        if (leads) produce_experts(p, w, routed ? s.chosen[blockIdx.x / EXPERT_JOBS] : -1);
+        if (leads) produce_experts(p, w, routed);
         target += gridDim.x;
+    }
+    if (leads) {
+        p.begin_run(0, SLOTS, min(EARLY, s.project_chunks[2]));
+        produce_project(p, tiles, s.project[2], EARLY, 1 << 16);
     }
 }
 

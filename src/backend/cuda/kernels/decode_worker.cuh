@@ -1,0 +1,71 @@
+/* What a consumer thread carries through a step, and how it takes part in ring and grid. */
+#ifndef LILY_CUDA_DECODE_WORKER_CUH
+#define LILY_CUDA_DECODE_WORKER_CUH
+
+#include "decode_plan.cuh"
+
+namespace decode {
+
+struct Worker {
+    Shared &s;
+    const decode_args &a;
+    int tid, lane, warp;
+    unsigned target; /* grid barrier passed last */
+    unsigned phases; /* bit i: parity of the present use of slot i */
+    Run run;         /* next chunk of this block's stream */
+    int stage;
+
+    __device__ __forceinline__ float *work() { return reinterpret_cast<float *>(s.work); }
+    __device__ __forceinline__ Quantised &scratch() { /* of the warp */
+        return *reinterpret_cast<Quantised *>(s.scratch + warp * WARP_SCRATCH);
+    }
+
+    /* Where the time goes, when built to tell: mark m (0 .. 7) of the stage. */
+    __device__ __forceinline__ void mark(int m) {
+#ifdef DECODE_PROFILE
+        if (a.clocks && tid == 0) a.clocks[(stage * gridDim.x + blockIdx.x) * 8 + m] = clock64();
+#endif
+    }
+
+    /* Ends a stage: tells the grid. What only this block reads later may still be written. */
+    __device__ __forceinline__ void arrive() {
+        mark(6);
+        sync_consumers();
+        grid_arrive(a.x.counter);
+        mark(7);
+        target += gridDim.x;
+        stage++;
+    }
+    /* Begins the next one. */
+    __device__ __forceinline__ void wait() {
+        grid_wait(a.x.counter, target);
+        mark(0);
+    }
+
+    /* The i-th chunk from here, i < run.mod, once it has landed. */
+    __device__ __forceinline__ const unsigned char *chunk(int i) {
+        int slot = step_slot(run, run.slot, i);
+        barrier_wait(&s.full[slot], phases >> slot & 1);
+        return s.ring + slot * SLOT;
+    }
+    /* This warp is done with n chunks from `slot` on. Every warp leaves every chunk once, whether
+     * it read it or not; between two barriers of the block no slot is left twice. */
+    __device__ __forceinline__ void leave_from(int slot, int n) {
+        __syncwarp();
+        if (lane < n) barrier_arrive(&s.empty[step_slot(run, slot, lane)]);
+        unsigned bits = ((1u << n) - 1) << (slot - run.base);
+        bits = (bits | bits >> run.mod) & ((1u << run.mod) - 1);
+        phases ^= bits << run.base;
+    }
+    __device__ __forceinline__ void leave(int n) {
+        leave_from(run.slot, n);
+        run.slot = step_slot(run, run.slot, n);
+    }
+};
+
+/* Barrier of the first four warps. */
+__device__ __forceinline__ void sync_four() { asm volatile("bar.sync 2, 128;" ::: "memory"); }
+
+} /* namespace decode */
+
+#endif
