@@ -89,7 +89,7 @@ FUZZ  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.
 
 # Objects of tests are kept, so that a second run compiles nothing.
 .SECONDARY:
-.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal-emulator cuda-emulator
+.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal metal-emulator cuda-emulator
 help:
 	@echo "make demo   install what is missing, build, answer a prompt with the embedded stand-in"
 	@echo "make test   install what is missing, build, run all tests"
@@ -97,6 +97,7 @@ help:
 	@echo "make core   build $(BUILD)/lily-core: engine, bench and eval, libraries linked in"
 	@echo "make check  format, warnings with gcc and clang, static analysis, layers, sanitizers, fuzzers,"
 	@echo "            the Metal emulator's own tests"
+	@echo "make metal  the Metal backend end to end on the emulated device (Linux; needs clang-19)"
 	@echo "make format apply clang-format        make deps  install what is missing      make clean"
 
 deps:
@@ -124,6 +125,8 @@ check:
 metal-emulator:
 	@$(PYTHON) -B -m pytest -q -rs tests/metal_emulator
 	@$(MAKE) --no-print-directory -C tests/metal_runtime run chain
+metal:
+	@$(MAKE) --no-print-directory -C tests/metal_host run BUILD=$(abspath build/metal)
 fuzz: $(FUZZ)
 	@tests/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ)
 format:

@@ -1,0 +1,189 @@
+/* What goes wrong on a GPU, injected: errors of command buffers, a queue that refuses everything
+ * afterwards, too little memory, damaged values. The request fails with the cause, and the next one
+ * works. */
+#include <math.h>
+
+#include "backend/metal/metal.h"
+#include "harness.h"
+
+enum { PROMPT = 9 };
+static const int32_t ids[PROMPT] = {5, 6, 700, 8, 900, 10, 11, 12, 1300};
+static const struct weights *w;
+static float *right, *mine;
+
+static int set_up(void **state) {
+    (void)state;
+    w = ckpt_weights(stand_in());
+    right = calloc((size_t)w->shape->vocab, sizeof *right);
+    mine = calloc((size_t)w->shape->vocab, sizeof *mine);
+    emulate(false, 0);
+    struct bench x = bench_open(&backend_metal, w, NULL);
+    bench_prefill(&x, ids, PROMPT, NULL);
+    bench_step(&x, 3, NULL, 0, right);
+    bench_close(&x);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    free(right);
+    free(mine);
+    nothing_found();
+    assert_int_equal(metal_emu_live_objects(), 0);
+    return 0;
+}
+
+/* The session starts over, as the engine does after an error, and is as good as new. */
+static void works_again(struct bench *x) {
+    x->b->reset(x->s);
+    bench_prefill(x, ids, PROMPT, NULL);
+    bench_step(x, 3, NULL, 0, mine);
+    assert_memory_equal(right, mine, (size_t)w->shape->vocab * sizeof *mine);
+}
+
+static void expect(int rc, const lily_err *err, const char *text) {
+    assert_int_equal(rc, LILY_EBACKEND);
+    if (!strstr(err->msg, text)) fail_msg("found \"%s\", expected %s", err->msg, text);
+}
+
+static void a_failed_prompt_chunk(void **state) {
+    (void)state;
+    static const struct {
+        long code;
+        const char *advice;
+    } errors[] = {{MTLCommandBufferErrorTimeout, "busy too long"},
+                  {MTLCommandBufferErrorOutOfMemory, "memory is full"},
+                  {MTLCommandBufferErrorPageFault, "please report"},
+                  {MTLCommandBufferErrorInternal, "try again"}};
+    struct bench x = bench_open(&backend_metal, w, NULL);
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        struct prefill_step step = {.ids = ids, .n = PROMPT};
+        lily_err err;
+        metal_emu_inject(0, errors[i].code, 5, true);
+        expect(x.b->prefill(x.s, &step, &err), &err, errors[i].advice);
+        works_again(&x);
+    }
+    bench_close(&x);
+}
+
+/* Of two steps in flight the first fails: the second, which read what it left, fails too. */
+static void a_failed_step_fails_the_one_behind_it(void **state) {
+    (void)state;
+    static const struct backend_sampling greedy = {.top_p = 1, .repetition = 1, .top_k = 1};
+    struct bench x = bench_open(&backend_metal, w, NULL);
+    for (int poison = 0; poison < 2; poison++) {
+        struct decode_slot slot = {x.s, 3, NULL, &greedy, 0};
+        struct decode_result r;
+        lily_err err;
+        bench_prefill(&x, ids, PROMPT, NULL);
+        metal_emu_inject(0, MTLCommandBufferErrorInternal, 20, poison);
+        ok(x.b->decode_submit(x.m, &slot, 1, &err), &err);
+        slot.token = -1;
+        ok(x.b->decode_submit(x.m, &slot, 1, &err), &err);
+        expect(x.b->decode_wait(x.m, &r, 1, &err), &err, "error 1");
+        expect(x.b->decode_wait(x.m, &r, 1, &err), &err, "expected none");
+        works_again(&x);
+        x.b->reset(x.s);
+    }
+    bench_close(&x);
+}
+
+static void a_refused_allocation(void **state) {
+    (void)state;
+    struct backend_options o = {.max_sessions = 1, .max_context = 512};
+    struct backend_model *m;
+    lily_err err;
+    for (uint32_t skip = 0; skip < 48; skip += 5) {
+        metal_emu_inject_no_memory(skip);
+        int rc = backend_metal.open(w, &o, &m, &err);
+        if (rc == LILY_OK) { /* all of open's buffers were made: the session's are not */
+            struct backend_session *s;
+            rc = backend_metal.session_new(m, 512, &s, &err);
+            backend_metal.close(m);
+        }
+        assert_int_equal(rc, LILY_ENOMEM);
+        assert_non_null(strstr(err.msg, "no memory for the buffer"));
+        assert_int_equal(metal_emu_live_objects(), 0);
+    }
+    metal_emu_inject_no_memory(UINT32_MAX);
+}
+
+/* A device whose working set is too small: refused before anything is made, with what helps. */
+static void too_small_a_device(void **state) {
+    (void)state;
+    struct metal_emu_options o = metal_emu_defaults();
+    struct backend_options options = {.max_sessions = 1, .max_context = 4096};
+    struct backend_model *m;
+    lily_err err;
+    o.checked = false;
+    o.working_set = 20 << 20;
+    metal_emu_configure(&o);
+    assert_int_equal(backend_metal.open(w, &options, &m, &err), LILY_ENOMEM);
+    if (!strstr(err.msg, "sudo sysctl iogpu.wired_limit_mb=")) fail_msg("%s", err.msg);
+    assert_int_equal(metal_emu_live_objects(), 0);
+    /* With the limit it asks for, it opens. */
+    unsigned long long mib = strtoull(strchr(strstr(err.msg, "limit_mb"), '=') + 1, NULL, 10);
+    o.working_set = mib << 20;
+    metal_emu_configure(&o);
+    ok(backend_metal.open(w, &options, &m, &err), &err);
+    backend_metal.close(m);
+    emulate(false, 0);
+}
+
+static void a_pipeline_with_too_few_threads(void **state) {
+    (void)state;
+    struct metal_emu_options o = metal_emu_defaults();
+    struct backend_options options = {.max_sessions = 1, .max_context = 128};
+    struct backend_model *m;
+    lily_err err;
+    o.checked = false;
+    o.pipeline_threads = 128;
+    metal_emu_configure(&o);
+    expect(backend_metal.open(w, &options, &m, &err), &err, "found 128 threads");
+    assert_int_equal(metal_emu_live_objects(), 0);
+    emulate(false, 0);
+}
+
+/* A NaN in the state of one session: its own steps say so, another session's are good. */
+static void a_spoilt_state(void **state) {
+    (void)state;
+    static const struct backend_sampling greedy = {.top_p = 1, .repetition = 1, .top_k = 1};
+    struct bench x = bench_open(&backend_metal, w, NULL);
+    lily_err err;
+    bench_prefill(&x, ids, PROMPT, NULL);
+    float *s = session_bytes(x.s, SESSION_STATE_0 + x.s->parity);
+    s[77] = NAN;
+    struct decode_result r = bench_step(&x, 3, &greedy, 0, NULL);
+    assert_false(r.finite);
+    assert_true(r.token >= 0 && r.token < w->shape->vocab);
+    struct prefill_step step = {.ids = ids, .n = PROMPT};
+    assert_int_equal(x.b->prefill(x.s, &step, &err), LILY_ENUMERIC);
+    works_again(&x);
+    bench_close(&x);
+}
+
+static void wrong_weights_are_refused(void **state) {
+    (void)state;
+    struct weights other = *w;
+    struct backend_options o = {.max_sessions = 1, .max_context = 128};
+    struct backend_model *m;
+    lily_err err;
+    other.lm_head.bits = 8;
+    assert_int_equal(backend_metal.open(&other, &o, &m, &err), LILY_EMODEL);
+    assert_non_null(strstr(err.msg, "lm_head: found 8-bit"));
+    o.max_context = 0;
+    assert_int_equal(backend_metal.open(w, &o, &m, &err), LILY_EINVAL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_failed_prompt_chunk),
+        cmocka_unit_test(a_failed_step_fails_the_one_behind_it),
+        cmocka_unit_test(a_refused_allocation),
+        cmocka_unit_test(too_small_a_device),
+        cmocka_unit_test(a_pipeline_with_too_few_threads),
+        cmocka_unit_test(a_spoilt_state),
+        cmocka_unit_test(wrong_weights_are_refused),
+    };
+    return cmocka_run_group_tests_name("metal errors", tests, set_up, tear_down);
+}
