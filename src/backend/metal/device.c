@@ -72,63 +72,60 @@ static int compile_error(const char *file, id error, lily_err *err) {
                file, text ? text : "no text");
 }
 
-/* The library of one file, the caller's to release. */
-static int new_library(struct metal_device *d, const char *file, const struct shape *shape,
-                       id *library, lily_err *err) {
+int metal_device_library(const struct metal_device *d, const char *file, NSUInteger version,
+                         const struct shape *shape, id *out, lily_err *err) {
     struct buf text = {0};
     int rc = metal_source_library(file, shape, &text, err);
     id error = NULL, options = mtl_new_compile_options();
     if (rc == LILY_OK) {
-        /* bfloat needs 3.1; sums and comparisons are to mean what they say, so no fast math. */
-        mtl_options_set_language_version(options, MTLLanguageVersion3_1);
+        mtl_options_set_language_version(options, version);
+        /* Sums and comparisons are to mean what they say. */
         if (objc_responds(options, "setMathMode:")) {
             mtl_options_set_math_mode(options, MTLMathModeSafe);
         } else {
             mtl_options_set_fast_math(options, false);
         }
-        *library = mtl_new_library(d->device, ns_string(text.data), options, &error);
-        if (!*library) rc = compile_error(file, error, err);
+        *out = mtl_new_library(d->device, ns_string(text.data), options, &error);
+        if (!*out) rc = compile_error(file, error, err);
     }
     objc_release(options);
     buf_free(&text);
     return rc;
 }
 
-static int check_pipeline(const struct metal_kernel *k, uint32_t needed, id pipeline,
-                          lily_err *err) {
+static int check_pipeline(const char *name, uint32_t needed, id pipeline, lily_err *err) {
     NSUInteger threads = mtl_pipeline_max_threads(pipeline);
     NSUInteger width = mtl_pipeline_simd_width(pipeline);
     if (threads >= needed && width == 32) return LILY_OK;
     return ERR(err, LILY_EBACKEND,
                "%s: found %lu threads of simdgroups of %lu, expected %u of 32; report it with the "
                "machine's name, or use the cpu backend",
-               k->name, threads, width, needed);
+               name, threads, width, needed);
 }
 
-static int new_pipeline(struct metal_device *d, id library, int32_t kernel,
-                        const struct shape *shape, lily_err *err) {
-    const struct metal_kernel *k = &metal_kernels[kernel];
-    id error = NULL, function = mtl_new_function(library, ns_string(k->name));
+int metal_device_pipeline(const struct metal_device *d, id library, const char *name,
+                          uint32_t threads, id *out, lily_err *err) {
+    id error = NULL, function = mtl_new_function(library, ns_string(name));
     if (!function) {
-        return ERR(err, LILY_EBACKEND, "%s: found no kernel %s, expected one; build again", k->file,
-                   k->name);
+        return ERR(err, LILY_EBACKEND, "%s: found no such kernel, expected one; build again", name);
     }
-    d->pipeline[kernel] = mtl_new_pipeline(d->device, function, &error);
+    *out = mtl_new_pipeline(d->device, function, &error);
     objc_release(function);
-    if (!d->pipeline[kernel]) return compile_error(k->name, error, err);
-    return check_pipeline(k, metal_kernel_threads(kernel, shape), d->pipeline[kernel], err);
+    return *out ? check_pipeline(name, threads, *out, err) : compile_error(name, error, err);
 }
 
-/* Kernels of one file follow each other in the table. */
+/* Kernels of one file follow each other in the table. bfloat needs version 3.1. */
 int metal_device_compile(struct metal_device *d, const struct shape *shape, lily_err *err) {
     int rc = LILY_OK;
     for (int32_t i = 0; i < METAL_KERNELS && rc == LILY_OK;) {
         const char *file = metal_kernels[i].file;
         void *pool = objc_autoreleasePoolPush();
         id library = NULL;
-        rc = new_library(d, file, shape, &library, err);
+        rc = metal_device_library(d, file, MTLLanguageVersion3_1, shape, &library, err);
         for (; i < METAL_KERNELS && strcmp(metal_kernels[i].file, file) == 0; i++) {
-            if (rc == LILY_OK) rc = new_pipeline(d, library, i, shape, err);
+            if (rc != LILY_OK) continue;
+            rc = metal_device_pipeline(d, library, metal_kernels[i].name,
+                                       metal_kernel_threads(i, shape), &d->pipeline[i], err);
         }
         objc_release(library);
         objc_autoreleasePoolPop(pool);

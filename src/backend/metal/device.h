@@ -28,6 +28,13 @@ void metal_device_close(struct metal_device *d); /* a zeroed one is fine */
  * A message of the compiler names file and line. */
 int metal_device_compile(struct metal_device *d, const struct shape *shape, lily_err *err);
 
+/* Its parts: the library of one file in a language version, and one of its kernels, which takes so
+ * many threads. Both are the caller's to release. An autorelease pool is in place. */
+int metal_device_library(const struct metal_device *d, const char *file, NSUInteger version,
+                         const struct shape *shape, id *out, lily_err *err);
+int metal_device_pipeline(const struct metal_device *d, id library, const char *name,
+                          uint32_t threads, id *out, lily_err *err);
+
 /* A new queue in the place of one that an error may have spoilt. Nothing is in flight. */
 int metal_device_new_queue(struct metal_device *d, lily_err *err);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend/metal/plan.h"
+#include "backend/metal/tensor.h"
 
 enum { FIRST_ROWS = 512, LEAST_ROWS = 256 };
 
@@ -139,6 +140,7 @@ static int open_parts(struct backend_model *m, lily_err *err) {
     if (rc == LILY_OK) {
         rc = buffers_new(&m->device, &m->layout, m->w, &m->options, &m->buffers, err);
     }
+    if (rc == LILY_OK) rc = metal_tensor_choose(m, err);
     if (rc == LILY_OK && m->options.trace) rc = metal_trace_new(m, err);
     m->rows = m->layout.rows < FIRST_ROWS ? m->layout.rows : FIRST_ROWS;
     return rc;
@@ -160,8 +162,8 @@ static void metal_close(struct backend_model *m) {
 }
 
 static void describe(struct backend_model *m) {
-    snprintf(m->name, sizeof m->name, "%s, %s", m->device.name,
-             m->layout.tensors.in_place ? "weights mapped" : "weights copied");
+    snprintf(m->name, sizeof m->name, "%.30s, weights %s, tensor operations: %.60s", m->device.name,
+             m->layout.tensors.in_place ? "mapped" : "copied", m->tensor_reason);
 }
 
 static int metal_open(const struct weights *w, const struct backend_options *options,
@@ -213,7 +215,8 @@ static void metal_stats(const struct backend_model *m, struct backend_stats *out
         .bytes_per_token = m->token_bytes,
         .kv_bytes_per_depth = metal_kv_bytes(m, 1),
     };
-    snprintf(out->kernels, sizeof out->kernels, "Metal 3.1, simdgroup matrices");
+    snprintf(out->kernels, sizeof out->kernels, "%s",
+             m->tensor ? "Metal 4, tensor operations" : "Metal 3.1, simdgroup matrices");
     snprintf(out->device, sizeof out->device, "%s", m->name);
 }
 

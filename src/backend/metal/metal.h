@@ -10,7 +10,8 @@
  *     buffers.c        memory, preflight               encode.c   a graph into an encoder
  *     command.c        command buffers, GPU errors     session.c  what a sequence remembers
  *     step.c           prefill and decode              trace.c    stage outputs, for tests
- *     metal.c          opening, statistics, the table  pressure.c memory pressure
+ *     metal.c          opening, statistics, the table  tensor.c   tensor operations, or why not
+ *     pressure.c       memory of the machine
  *
  * kernels/ holds the .metal files and the headers they share with this C code.
  *
@@ -56,7 +57,9 @@ struct backend_model {
     bool *taken;      /* [options.max_sessions] session slots */
     struct metal_trace_state *trace; /* NULL: nobody traces */
     uint64_t token_bytes;            /* weights and state that a token reads at depth 0 */
-    char name[128];                  /* device and what it is used for, for people */
+    bool tensor;                     /* tensor operations multiply, see tensor.h */
+    char tensor_reason[192];         /* "off, because ..." */
+    char name[128];                  /* device and how it is used, for people */
 };
 
 struct backend_session {

@@ -116,17 +116,22 @@ static void gdn_scan(const struct chunk *c, int32_t layer, const struct prefill_
     graph_end(c->g);
 }
 
-static void deltanet(const struct chunk *c, const struct metal_layer_tensors *w, int32_t layer) {
-    const struct shape *s = c->s;
+/* Projections of a DeltaNet layer's input. */
+static void gdn_in(const struct chunk *c, const struct metal_layer_tensors *w) {
     const struct metal_mat *const mats[] = {&w->deltanet.qkv, &w->deltanet.z, &w->deltanet.b,
                                             &w->deltanet.a};
     const int32_t outs[] = {METAL_P_QKV, METAL_P_Z, METAL_P_B, METAL_P_A};
+    gemm_multi(c, mats, outs, 4);
+}
+
+static void deltanet(const struct chunk *c, const struct metal_layer_tensors *w, int32_t layer) {
+    const struct shape *s = c->s;
     const struct prefill_gdn_args args = {.n = (uint32_t)c->n,
                                           .qkv_stride = (uint32_t)s->conv_dim,
                                           .z_stride = (uint32_t)s->gdn_v_dim,
                                           .ba_stride = (uint32_t)s->gdn_v_heads};
     record_mark(c->g, TRACE_GDN_CONV, layer);
-    gemm_multi(c, mats, outs, 4);
+    gdn_in(c, w);
     gdn_conv(c, w, layer, &args);
     record_mark(c->g, TRACE_GDN_DELTA, layer);
     gdn_scan(c, layer, &args);
@@ -330,21 +335,34 @@ static void combine(const struct chunk *c, const struct metal_vector *next) {
     graph_end(c->g);
 }
 
-static void experts(const struct chunk *c, const struct metal_layer_tensors *w, int32_t layer) {
+/* Routed and shared expert of routed rows. */
+static void feed_forward(const struct chunk *c, const struct metal_layer_tensors *w) {
     const struct shape *s = c->s;
     uint32_t blocks = prefill_max_blocks((uint32_t)c->n, (uint32_t)s->experts, (uint32_t)s->top_k);
+    shared_up(c, w);
+    route(c, blocks);
+    gemm(c, METAL_P_SHARED_ACT, &w->shared_down_proj, METAL_P_SHARED, PREFILL_STORE_BF16);
+    routed(c, w, blocks);
+}
+
+static void experts(const struct chunk *c, const struct metal_layer_tensors *w, int32_t layer) {
     record_mark(c->g, TRACE_POST_NORM, layer);
     norm(c, &w->post_norm);
     record_mark(c->g, TRACE_ROUTER, layer);
     router(c, w);
     record_mark(c->g, TRACE_EXPERTS, layer);
-    shared_up(c, w);
-    route(c, blocks);
-    gemm(c, METAL_P_SHARED_ACT, &w->shared_down_proj, METAL_P_SHARED, PREFILL_STORE_BF16);
-    routed(c, w, blocks);
+    feed_forward(c, w);
     record_mark(c->g, TRACE_LAYER, layer);
     bool last = layer + 1 == c->l->layers;
     combine(c, last ? NULL : &c->l->tensors.layer[layer + 1].input_norm);
+}
+
+void prefill_record_products(struct graph *g, const struct metal_layout *l, int32_t n) {
+    const struct metal_layer_tensors *w = &l->tensors.layer[0];
+    struct chunk c = {.g = g, .l = l, .s = l->shape, .n = (uint64_t)(uint32_t)n};
+    gdn_in(&c, w);
+    gemm(&c, METAL_P_MIX, &w->deltanet.out, METAL_P_H, PREFILL_ADD_F32);
+    feed_forward(&c, w);
 }
 
 void prefill_record(struct graph *g, const struct metal_layout *l, const struct prefill_record *r) {

@@ -12,6 +12,10 @@ struct prefill_record {
 /* Appends to g; the last layer leaves the chunk's residual stream in METAL_P_H. */
 void prefill_record(struct graph *g, const struct metal_layout *l, const struct prefill_record *r);
 
+/* The matrix products of layer 0, on n rows of METAL_P_X and METAL_P_MIX and with the experts of
+ * METAL_P_EXPERT_IDS and METAL_P_WEIGHTS: what a start-up check compares. */
+void prefill_record_products(struct graph *g, const struct metal_layout *l, int32_t n);
+
 /* Dispatches of a chunk at most, without heads. */
 static inline int32_t prefill_most_dispatches(int32_t layers) {
     return 2 + 13 * layers;

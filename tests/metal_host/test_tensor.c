@@ -1,0 +1,78 @@
+/* Tensor operations: used where device and system have them and the start-up check agrees, with
+ * results like those of the other kernels; else off, with the reason said. */
+#include "backend/metal/metal.h"
+#include "harness.h"
+
+enum { PROMPT = 50 };
+
+static void on_device(const char *name, bool checked) {
+    struct metal_emu_options o = metal_emu_defaults();
+    const struct metal_emu_profile *profile = metal_emu_profile(name);
+    assert_non_null(profile);
+    o.profile = *profile;
+    o.checked = checked;
+    o.working_set = o.max_buffer = 0;
+    metal_emu_configure(&o);
+}
+
+static void expect_off(const char *device, const char *reason) {
+    on_device(device, false);
+    struct bench x = bench_open(&backend_metal, ckpt_weights(stand_in()), NULL);
+    struct backend_stats stats;
+    x.b->stats(x.m, &stats);
+    printf("%s\n", stats.device);
+    assert_false(x.m->tensor);
+    if (!strstr(x.m->tensor_reason, reason)) fail_msg("%s", x.m->tensor_reason);
+    assert_non_null(strstr(stats.device, "tensor operations: off, because"));
+    assert_non_null(strstr(stats.kernels, "simdgroup"));
+    bench_close(&x);
+}
+
+static void off_where_they_are_not(void **state) {
+    (void)state;
+    expect_off("M1 8 GB", "no Metal 4");
+    expect_off("M4 Pro 48 GB", "older than M5");
+    expect_off("M5 24 GB, macOS 26.0", "prefill_tensor.metal");
+    nothing_found();
+}
+
+static void on_and_right_where_they_are(void **state) {
+    (void)state;
+    const struct weights *w = ckpt_weights(stand_in());
+    size_t vocab = (size_t)w->shape->vocab;
+    float *a = calloc(vocab, sizeof *a), *b = calloc(vocab, sizeof *b);
+    int32_t ids[PROMPT];
+    for (int32_t i = 0; i < PROMPT; i++) ids[i] = 11 + i * 71 % 3000;
+    on_device("M5 32 GB", false);
+    struct bench x = bench_open(&backend_metal, w, NULL);
+    struct backend_stats stats;
+    x.b->stats(x.m, &stats);
+    printf("%s\n", stats.device);
+    assert_true(x.m->tensor);
+    assert_non_null(strstr(stats.kernels, "tensor operations"));
+    bench_prefill(&x, ids, PROMPT, a);
+    /* Any cut gives the same here too. */
+    x.b->reset(x.s);
+    bench_prefill(&x, ids, 17, NULL);
+    bench_prefill(&x, ids + 17, PROMPT - 17, b);
+    assert_memory_equal(a, b, vocab * sizeof *a);
+    bench_close(&x);
+    x = bench_open(&backend_ref, w, NULL);
+    bench_prefill(&x, ids, PROMPT, b);
+    bench_close(&x);
+    struct gap g = logits_gap(b, a, w->shape->vocab);
+    printf("against ref: KL %.2e, largest difference %.2e\n", g.kl, g.worst);
+    assert_true(g.kl < 1e-2);
+    free(a);
+    free(b);
+    nothing_found();
+    assert_int_equal(metal_emu_live_objects(), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(off_where_they_are_not),
+        cmocka_unit_test(on_and_right_where_they_are),
+    };
+    return cmocka_run_group_tests_name("metal tensor", tests, NULL, NULL);
+}
