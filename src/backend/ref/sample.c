@@ -29,10 +29,11 @@ static float penalised(const struct backend_sampling *p, float x, int32_t count)
  * last is -1 for the largest of all. Ids that may not be sampled are -infinity and none. -1: there
  * is no other. */
 static int32_t next_largest(const float *x, int32_t n, int32_t last) {
+    float value = last < 0 ? INFINITY : x[last];
     int32_t best = -1;
     for (int32_t i = 0; i < n; i++) {
         if (x[i] == -INFINITY) continue;
-        bool after = last < 0 || x[i] < x[last] || (x[i] == x[last] && i > last);
+        bool after = x[i] < value || (x[i] == value && i > last);
         if (after && (best < 0 || x[i] > x[best])) best = i;
     }
     return best;
