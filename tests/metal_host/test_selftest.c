@@ -1,0 +1,160 @@
+/* The self-test of `lily doctor` on the emulated device: a good build passes with every kernel
+ * tested; faults put into kernels, and barriers taken out, are named. */
+#include <jansson.h>
+
+#include "backend/metal/encode.h"
+#include "backend/metal/source.h"
+#include "harness.h"
+#include "lily.h"
+
+/* ---- faults ---------------------------------------------------------------------------------- */
+
+/* Each replaces text that the files hold once. */
+static const struct fault {
+    const char *file, *right, *wrong;
+} faults[] = {
+    {"decode_moe.metal", "(size_t)chosen[from + j] * args.expert_stride",
+     "(size_t)chosen[from] * args.expert_stride"},
+    {"decode_attn.metal", "for (uint block = step; block < args.blocks;",
+     "for (uint block = step; block + 1 < args.blocks;"},
+    {"decode_sample.metal", "args.pick_low", "(args.pick_low + 1)"},
+    {"prefill_gdn_scan.metal", "s1[i] *= decay;", ""},
+};
+enum { FAULTS = sizeof faults / sizeof *faults };
+static bool faulty_kernels, no_barriers;
+
+int __real_metal_source_library(const char *file, const struct shape *shape, struct buf *out,
+                                lily_err *err);
+int __wrap_metal_source_library(const char *file, const struct shape *shape, struct buf *out,
+                                lily_err *err);
+
+/* Linked in the place of metal_source_library (--wrap). */
+int __wrap_metal_source_library(const char *file, const struct shape *shape, struct buf *out,
+                                lily_err *err) {
+    int rc = __real_metal_source_library(file, shape, out, err);
+    for (size_t i = 0; i < FAULTS && faulty_kernels && rc == LILY_OK; i++) {
+        if (strcmp(faults[i].file, file) != 0) continue;
+        struct buf text = *out;
+        const char *at = strstr(text.data, faults[i].right);
+        assert_non_null(at);
+        assert_null(strstr(at + 1, faults[i].right));
+        *out = (struct buf){0};
+        assert_true(buf_append(out, text.data, (size_t)(at - text.data)) &&
+                    buf_puts(out, faults[i].wrong) && buf_puts(out, at + strlen(faults[i].right)));
+        buf_free(&text);
+    }
+    return rc;
+}
+
+void __real_metal_encode(const struct metal_device *d, const struct graph *g, int32_t from,
+                         int32_t to, const id *buffers, id command_buffer);
+void __wrap_metal_encode(const struct metal_device *d, const struct graph *g, int32_t from,
+                         int32_t to, const id *buffers, id command_buffer);
+
+void __wrap_metal_encode(const struct metal_device *d, const struct graph *g, int32_t from,
+                         int32_t to, const id *buffers, id command_buffer) {
+    for (int32_t i = 0; i < g->dispatches && no_barriers; i++) {
+        ((struct graph *)(uintptr_t)g)->dispatch[i].barrier = 0;
+    }
+    __real_metal_encode(d, g, from, to, buffers, command_buffer);
+}
+
+/* ---- runs ------------------------------------------------------------------------------------ */
+
+static json_t *run_selftest(void) {
+    const lily_selftest_options o = {.backend = "metal", .shape = "mini"};
+    char *text = NULL;
+    lily_err err;
+    ok(lily_selftest(&o, &text, &err), &err);
+    json_t *list = json_loads(text, 0, NULL);
+    free(text);
+    assert_int_equal(json_array_size(list), 1);
+    return list;
+}
+
+static const char *text_of(const json_t *o, const char *key) {
+    const char *text = json_string_value(json_object_get(o, key));
+    return text ? text : "";
+}
+
+static void print_items(const json_t *entry) {
+    size_t i;
+    json_t *item;
+    json_array_foreach(json_object_get(entry, "items"), i, item) {
+        printf("%-22s %-8s %9.2g of %-7.2g %s\n", text_of(item, "name"), text_of(item, "result"),
+               json_real_value(json_object_get(item, "error")),
+               json_real_value(json_object_get(item, "limit")), text_of(item, "note"));
+    }
+}
+
+static const char *result_of(const json_t *entry, const char *name) {
+    size_t i;
+    json_t *item;
+    json_array_foreach(json_object_get(entry, "items"), i, item) {
+        if (strcmp(text_of(item, "name"), name) == 0) return text_of(item, "result");
+    }
+    return "absent";
+}
+
+static void good_kernels_pass(void **state) {
+    (void)state;
+    emulate(false, 0);
+    json_t *list = run_selftest();
+    json_t *entry = json_array_get(list, 0);
+    print_items(entry);
+    assert_string_equal(text_of(entry, "error"), "");
+    assert_true(json_is_true(json_object_get(entry, "passed")));
+    assert_int_equal(json_integer_value(json_object_get(entry, "untested_items")), 0);
+    json_decref(list);
+    nothing_found();
+    assert_int_equal(metal_emu_live_objects(), 0);
+}
+
+/* Four at once: each is found, and hides nothing of what does not depend on it. */
+static void faulty_kernels_are_named(void **state) {
+    (void)state;
+    static const char *const failed[] = {"decode_experts_down", "decode_attn_merge",
+                                         "decode_sample", "prefill_gdn_scan"};
+    static const char *const passed[] = {
+        "decode_gdn_delta",     "decode_attn_short", "decode_attn_long",   "decode_router",
+        "decode_head",          "prefill_gdn_conv",  "prefill_attn",       "prefill_router",
+        "prefill_experts_down", "prefill_combine",   "prefill_attn_split", "command buffers"};
+    emulate(false, 0);
+    faulty_kernels = true;
+    json_t *list = run_selftest();
+    faulty_kernels = false;
+    json_t *entry = json_array_get(list, 0);
+    print_items(entry);
+    assert_true(json_is_false(json_object_get(entry, "passed")));
+    for (size_t i = 0; i < sizeof failed / sizeof *failed; i++) {
+        assert_string_equal(result_of(entry, failed[i]), "failed");
+    }
+    for (size_t i = 0; i < sizeof passed / sizeof *passed; i++) {
+        assert_string_equal(result_of(entry, passed[i]), "passed");
+    }
+    assert_string_equal(result_of(entry, "prefill_gdn_norm"), "untested");
+    json_decref(list);
+}
+
+/* Pieces end in a wait and stay right; a whole command buffer in another order does not. */
+static void missing_barriers_are_found(void **state) {
+    (void)state;
+    emulate(false, 3);
+    no_barriers = true;
+    json_t *list = run_selftest();
+    no_barriers = false;
+    json_t *entry = json_array_get(list, 0);
+    assert_true(json_is_false(json_object_get(entry, "passed")));
+    assert_string_equal(result_of(entry, "command buffers"), "failed");
+    json_decref(list);
+    metal_emu_reset();
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(good_kernels_pass),
+        cmocka_unit_test(faulty_kernels_are_named),
+        cmocka_unit_test(missing_barriers_are_found),
+    };
+    return cmocka_run_group_tests_name("metal self-test", tests, NULL, NULL);
+}
