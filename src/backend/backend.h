@@ -102,6 +102,8 @@ struct backend_plan {
     uint64_t written_bytes;
 };
 
+enum backend_pressure { BACKEND_PRESSURE_NONE, BACKEND_PRESSURE_WARN, BACKEND_PRESSURE_CRITICAL };
+
 struct backend_stats {
     uint64_t weight_bytes;  /* resident weights */
     uint64_t session_bytes; /* of one session at max_context */
@@ -172,6 +174,10 @@ struct backend {
                      lily_err *err);
 
     void (*stats)(const struct backend_model *m, struct backend_stats *out);
+
+    /* How short of memory the system says it is, asked between steps. Saved states are given back
+     * then, weights never. NULL: the backend does not know. */
+    enum backend_pressure (*pressure)(const struct backend_model *m);
 
     /* NULL where a backend records no plan. */
     int (*plan)(const struct shape *shape, const struct plan_query *query, struct backend_plan *out,

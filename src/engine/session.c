@@ -128,8 +128,21 @@ static int fail(lily_session *s, int rc) {
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
 
+/* When the system is short of memory, checkpoints go: a later prompt reads more, nothing else. */
+static void heed_pressure(lily_session *s) {
+    const struct backend *b = s->engine->backend;
+    enum backend_pressure p = b->pressure ? b->pressure(s->engine->model) : BACKEND_PRESSURE_NONE;
+    if (p == BACKEND_PRESSURE_NONE) return;
+    int32_t gone = states_give_back(&s->states, p == BACKEND_PRESSURE_CRITICAL ? 0 : 1);
+    if (gone) {
+        engine_log(s->engine, "memory: the system is short of it; gave back %d state checkpoint%s",
+                   gone, gone == 1 ? "" : "s");
+    }
+}
+
 static void take_checkpoint(lily_session *s, int32_t pos, bool decode) {
     lily_err err;
+    heed_pressure(s);
     struct backend_state *room = states_add(&s->states, pos, decode, s->forks, s->n_forks);
     if (room && s->engine->backend->state_save(s->backend, room, &err)) {
         states_remove(&s->states, pos); /* a checkpoint less costs time only */

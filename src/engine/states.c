@@ -32,6 +32,14 @@ static void drop(struct states *s, int32_t i) {
     memmove(s->entry + i, s->entry + i + 1, (size_t)(s->n - i) * sizeof *s->entry);
 }
 
+int32_t states_give_back(struct states *s, int32_t keep) {
+    int32_t limit = s->limit;
+    while (s->n > keep) drop(s, 0);
+    while (s->n_spare > 0) s->backend->state_free(s->spare[--s->n_spare]);
+    s->limit = s->n;
+    return limit - s->limit;
+}
+
 void states_drop_above(struct states *s, int32_t pos) {
     while (s->n && s->entry[s->n - 1].pos > pos) drop(s, s->n - 1);
 }

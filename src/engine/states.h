@@ -38,6 +38,10 @@ void states_init(struct states *s, const struct backend *b, struct backend_model
 void states_free(struct states *s);
 void states_clear(struct states *s); /* forgets all, keeps the memory */
 
+/* Gives back the memory of all but the `keep` checkpoints at the highest positions, for good: there
+ * is room for no more than those from then on. Returns for how many there is room less. */
+int32_t states_give_back(struct states *s, int32_t keep);
+
 void states_drop_above(struct states *s, int32_t pos);
 
 /* The checkpoint nearest to pos at or below it, or NULL. */

@@ -147,12 +147,31 @@ static void test_two_decode_checkpoints(void **state) {
     done(&s);
 }
 
+/* Under memory pressure all but the newest go, and none comes back. */
+static void what_is_given_back_stays_away(void **state) {
+    (void)state;
+    struct states s;
+    init(&s, 10, 60);
+    for (int32_t pos = 64; pos <= 192; pos += 64) assert_true(add(&s, pos, false, NULL, 0));
+    assert_int_equal(memory, 94);
+    assert_int_equal(states_give_back(&s, 1), 5);
+    assert_int_equal(memory, 99);
+    expect(&s, 1, (int32_t[]){192});
+    assert_true(add(&s, 256, true, NULL, 0)); /* in the place of the one that stayed */
+    expect(&s, 1, (int32_t[]){256});
+    assert_int_equal(states_give_back(&s, 1), 0);
+    assert_int_equal(states_give_back(&s, 0), 1);
+    assert_false(add(&s, 320, false, NULL, 0));
+    done(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_budget),
         cmocka_unit_test(test_find_and_drop),
         cmocka_unit_test(test_eviction_takes_the_cheapest),
         cmocka_unit_test(test_two_decode_checkpoints),
+        cmocka_unit_test(what_is_given_back_stays_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend/metal/plan.h"
+#include "backend/metal/pressure.h"
 #include "backend/metal/tensor.h"
 
 enum { FIRST_ROWS = 512, LEAST_ROWS = 256 };
@@ -245,5 +246,6 @@ const struct backend backend_metal = {
     .kv_export = metal_kv_export,
     .kv_import = metal_kv_import,
     .stats = metal_stats,
+    .pressure = metal_pressure,
     .plan = metal_plan,
 };
