@@ -220,6 +220,20 @@ int lily_inspect(const char *path, char **json, lily_err *err);
 /* The machine and each backend: usable or not and why, as a JSON document, malloc'd. */
 int lily_doctor(char **json, lily_err *err);
 
+/* Backends' own tests of their kernels on the device at hand, against the reference backend. */
+typedef struct lily_selftest_options {
+    const char *backend; /* NULL: every usable one that has a test */
+    const char *model;   /* a checkpoint: its first layers are used; NULL: random weights, written
+                            to a file in /tmp that is gone afterwards */
+    const char *shape;   /* of the random weights; NULL: the first, that of the full-size model */
+    lily_progress_fn progress; /* may be NULL */
+    void *arg;
+} lily_selftest_options;
+/* A JSON document, malloc'd: a list with an entry for each backend: passed, and its items. An error
+ * when the weights cannot be made, or the backend asked for has no test here; an entry's error when
+ * its test could not be run to its end. */
+int lily_selftest(const lily_selftest_options *options, char **json, lily_err *err);
+
 /* What steps cost by a backend's own recording of them, without device or checkpoint. */
 typedef struct lily_plan_options {
     const char *backend;   /* one that records plans */

@@ -114,6 +114,32 @@ struct backend_stats {
     char device[128];            /* as this model uses it; empty: as probe tells it */
 };
 
+/* What a backend's self-test found out about one kernel, or about something else. */
+enum selftest_status {
+    SELFTEST_PASSED,
+    SELFTEST_FAILED,
+    SELFTEST_UNTESTED, /* it could not be reached, because something before it failed */
+    SELFTEST_NOTE      /* nothing that can fail: memory, what is switched on and why */
+};
+struct selftest_item {
+    const char *name; /* the kernel's function */
+    enum selftest_status status;
+    double error, limit; /* largest difference of a value, in units of its row's root mean square,
+                            and what is allowed; limit 0: nothing was measured */
+    char note[512];      /* where that was, or why */
+};
+struct selftest_args {
+    const struct weights *w;         /* a few layers of the shape to test at */
+    const struct backend *reference; /* what is right: it traces every stage of w */
+    int32_t layers, context;         /* the whole model, for the note on memory */
+    /* Called for each item in order, during the call only. */
+    void (*item)(void *arg, const struct selftest_item *item);
+    /* Called now and then with steps done and to do; nonzero cancels (LILY_ECANCELED). May be
+     * NULL. */
+    int (*progress)(void *arg, uint64_t done, uint64_t total);
+    void *arg; /* of both */
+};
+
 struct backend {
     const char *name; /* "ref", "cpu", "cuda", "metal" */
 
@@ -182,6 +208,10 @@ struct backend {
     /* NULL where a backend records no plan. */
     int (*plan)(const struct shape *shape, const struct plan_query *query, struct backend_plan *out,
                 lily_err *err);
+
+    /* Runs every kernel at the shape of args->w and compares (`lily doctor`). An error only when
+     * that could not be done; what fails is told by items. NULL where a backend has none. */
+    int (*selftest)(const struct selftest_args *args, lily_err *err);
 };
 
 /* The checks that every backend makes before it moves states and rows, in one wording (check.c).

@@ -17,11 +17,16 @@ static uint64_t window_bytes(const struct metal_layout *l) {
     return bytes;
 }
 
+uint64_t buffers_need(const struct metal_layout *l) {
+    return window_bytes(l) + l->bytes[METAL_SMALL] + layout_scratch_bytes(l) +
+           (uint64_t)l->sessions * layout_session_bytes(l, l->context);
+}
+
 int buffers_preflight(const struct metal_device *d, const struct metal_layout *l, lily_err *err) {
     enum { SYSTEM_MIB = 2048, SLACK_MIB = 256 }; /* what macOS keeps; libraries, command buffers */
     uint64_t weights = window_bytes(l) + l->bytes[METAL_SMALL], scratch = layout_scratch_bytes(l);
     uint64_t sessions = (uint64_t)l->sessions * layout_session_bytes(l, l->context);
-    uint64_t need = weights + scratch + sessions;
+    uint64_t need = buffers_need(l);
     uint64_t limit_mib = (need >> 20) + SLACK_MIB + 1;
     if (need <= d->working_set) return LILY_OK;
     bool raise = limit_mib + SYSTEM_MIB <= d->memory >> 20;

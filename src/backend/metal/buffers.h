@@ -15,6 +15,9 @@ struct metal_buffers {
     uint64_t copied; /* bytes of weights in memory of the program's own: all or none of them */
 };
 
+/* Bytes of weights, scratch and `sessions` of the largest context. */
+uint64_t buffers_need(const struct metal_layout *l);
+
 /* Refuses with LILY_ENOMEM when weights, scratch and `sessions` of the largest context exceed the
  * device's working set; the message holds the exact remedy. */
 int buffers_preflight(const struct metal_device *d, const struct metal_layout *l, lily_err *err);

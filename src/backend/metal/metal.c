@@ -7,6 +7,7 @@
 
 #include "backend/metal/plan.h"
 #include "backend/metal/pressure.h"
+#include "backend/metal/selftest.h"
 #include "backend/metal/tensor.h"
 
 enum { FIRST_ROWS = 512, LEAST_ROWS = 256 };
@@ -248,4 +249,5 @@ const struct backend backend_metal = {
     .stats = metal_stats,
     .pressure = metal_pressure,
     .plan = metal_plan,
+    .selftest = metal_selftest,
 };

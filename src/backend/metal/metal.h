@@ -56,6 +56,7 @@ struct backend_model {
     int32_t sessions; /* open */
     bool *taken;      /* [options.max_sessions] session slots */
     struct metal_trace_state *trace; /* NULL: nobody traces */
+    int32_t trace_mark;              /* of the dispatches whose results are being reported */
     uint64_t token_bytes;            /* weights and state that a token reads at depth 0 */
     bool tensor;                     /* tensor operations multiply, see tensor.h */
     char tensor_reason[192];         /* "off, because ..." */

@@ -253,7 +253,9 @@ static void read_prefill(struct reader *r, enum metal_trace what) {
     case TRACE_IN_NORM:
         halves(r, STAGE_INPUT_NORM, METAL_P_X, s->hidden);
         break;
-    case TRACE_GDN_CONV: floats(r, STAGE_GDN_GATES, METAL_P_GATES, 2 * s->gdn_v_heads); break;
+    case TRACE_GDN_CONV:
+        floats(r, STAGE_GDN_GATES, METAL_P_GATES, 2 * s->gdn_v_heads);
+        break;
     case TRACE_GDN_DELTA:
         floats(r, STAGE_GDN_DELTA, METAL_P_DELTA, s->gdn_v_dim);
         break;
@@ -313,6 +315,7 @@ int metal_trace_run(struct backend_model *m, const struct metal_view *view, int3
         int32_t mark = g->dispatch[from].mark;
         for (to = from; to < g->dispatches && g->dispatch[to].mark == mark;) to++;
         struct reader r = {m, m->layout.shape, view, rows, prefill, trace_layer(mark)};
+        m->trace_mark = mark;
         rc = run_piece(m, from, to, err);
         if (rc != LILY_OK) break;
         if (trace_what(mark) == TRACE_LOGITS) {
