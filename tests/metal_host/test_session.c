@@ -205,8 +205,19 @@ static void sessions_of_one_step_do_not_meet(void **state) {
     equal(two, alone, "the second of two");
     slots[1].session = x.s;
     assert_int_equal(x.b->decode_submit(x.m, slots, 2, &err), LILY_EINVAL);
-    free(alone);
+    /* A session that goes does not disturb another's step in flight. */
+    x.b->reset(x.s);
+    bench_prefill(&x, prompt, PROMPT, NULL);
+    ok(x.b->decode_submit(x.m, slots, 1, &err), &err);
     x.b->session_free(other);
+    memset(one, 0, (size_t)vocab * sizeof *one);
+    ok(x.b->decode_wait(x.m, r, 1, &err), &err);
+    bench_step(&x, 3, NULL, 0, alone);
+    x.b->reset(x.s);
+    bench_prefill(&x, prompt, PROMPT, NULL);
+    bench_step(&x, 44, NULL, 0, alone);
+    equal(one, alone, "beside a session that goes");
+    free(alone);
     bench_close(&x);
 }
 

@@ -54,10 +54,20 @@ int metal_session_new(struct backend_model *m, int32_t context, struct backend_s
     return LILY_OK;
 }
 
+static bool in_flight(const struct backend_session *s) {
+    const struct backend_model *m = s->model;
+    for (int32_t i = 0; i < m->flights; i++) {
+        for (int32_t j = 0; j < m->flight[i].n; j++) {
+            if (m->flight[i].slot[j].session == s) return true;
+        }
+    }
+    return false;
+}
+
 void metal_session_free(struct backend_session *s) {
     if (!s) return;
     struct backend_model *m = s->model;
-    metal_drain(m);
+    if (in_flight(s)) metal_drain(m);
     buffers_free_session(&m->buffers, s->slot);
     m->taken[s->slot] = false;
     m->sessions--;

@@ -11,7 +11,7 @@ struct assembly {
 };
 
 static int32_t find(const char *name, size_t n) {
-    for (int32_t i = 0; metal_sources[i].name && i < MOST_FILES; i++) {
+    for (int32_t i = 0; i < MOST_FILES && metal_sources[i].name; i++) {
         if (strlen(metal_sources[i].name) == n && memcmp(metal_sources[i].name, name, n) == 0) {
             return i;
         }

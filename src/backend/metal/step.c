@@ -279,7 +279,7 @@ static int prefill_chunk(struct backend_session *s, const struct prefill_step *s
     if (last) record_logits(m, &r.session, n - 1);
     int rc = run(m, &r.session, n, true, &seconds, err);
     if (rc != LILY_OK) return rc;
-    if (n == m->rows || n >= m->rows - BACKEND_GRID) {
+    if (n >= m->rows - BACKEND_GRID) { /* as long as may be: what it took tells */
         m->rows = metal_next_rows(n, seconds, CHUNK_SECONDS, BACKEND_GRID, m->layout.rows);
     }
     s->position += n;

@@ -204,8 +204,7 @@ int metal_tensor_choose(struct backend_model *m, lily_err *err) {
     int rc = LILY_OK;
     if (!m->device.metal4 || m->device.family < 10) {
         snprintf(m->tensor_reason, sizeof m->tensor_reason, "off, because the %s",
-                 m->device.metal4 ? "GPU is older than M5"
-                                  : "system or the GPU has no Metal 4");
+                 m->device.metal4 ? "GPU is older than M5" : "system or the GPU has no Metal 4");
     } else if (m->layout.rows < CHECK_ROWS) {
         snprintf(m->tensor_reason, sizeof m->tensor_reason,
                  "off, because prompts of at most %d tokens gain nothing", m->layout.rows);
