@@ -59,10 +59,10 @@ static void add_item(void *arg, const struct selftest_item *item) {
     static const char *const words[] = {"passed", "failed", "untested", "note"};
     struct run *r = arg;
     json_t *entry = json_pack("{s:s, s:s}", "name", item->name, "result", words[(int)item->status]);
-    if (item->limit > 0) {
-        json_object_set_new(entry, "error", json_real(item->error < 1e9 ? item->error : 1e9));
-        json_object_set_new(entry, "limit", json_real(item->limit));
-    }
+    bool measured = item->limit > 0;
+    double error = item->error < 1e9 ? item->error : 1e9; /* JSON has no infinity */
+    json_object_set_new(entry, "error", measured ? json_real(error) : json_null());
+    json_object_set_new(entry, "limit", measured ? json_real(item->limit) : json_null());
     json_object_set_new(entry, "note", json_string(item->note));
     json_array_append_new(r->items, entry);
     r->passed += item->status == SELFTEST_PASSED;

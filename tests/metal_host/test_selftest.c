@@ -1,11 +1,13 @@
 /* The self-test of `lily doctor` on the emulated device: a good build passes with every kernel
  * tested; faults put into kernels, and a barrier taken out, are named. */
 #include <jansson.h>
+#include <unistd.h>
 
 #include "backend/metal/encode.h"
 #include "backend/metal/source.h"
+#include "cli/command.h"
+#include "cli/options.h"
 #include "harness.h"
-#include "lily.h"
 
 /* ---- faults ---------------------------------------------------------------------------------- */
 
@@ -21,7 +23,7 @@ static const struct fault {
     {"prefill_gdn_scan.metal", "s1[i] *= decay;", ""},
 };
 enum { FAULTS = sizeof faults / sizeof *faults };
-static bool faulty_kernels, no_barrier;
+static bool faulty_kernels, no_barrier, real_shape;
 
 int __real_metal_source_library(const char *file, const struct shape *shape, struct buf *out,
                                 lily_err *err);
@@ -62,15 +64,27 @@ void __wrap_metal_encode(const struct metal_device *d, const struct graph *g, in
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
-static json_t *run_selftest(void) {
-    const lily_selftest_options o = {.backend = "metal", .shape = "mini"};
-    char *text = NULL;
-    lily_err err;
-    ok(lily_selftest(&o, &text, &err), &err);
-    json_t *list = json_loads(text, 0, NULL);
-    free(text);
-    assert_int_equal(json_array_size(list), 1);
-    return list;
+/* `lily doctor --json` as a person runs it; returns the document and the exit status. */
+static json_t *run_doctor(int *status) {
+    char *words[] = {"doctor", "--backend", "metal", "--json", "--model-shape", "mini", NULL};
+    FILE *file = tmpfile();
+    int terminal = dup(STDOUT_FILENO);
+    assert_non_null(file);
+    fflush(stdout);
+    assert_true(dup2(fileno(file), STDOUT_FILENO) >= 0);
+    *status = cmd_doctor(real_shape ? 4 : 6, words);
+    fflush(stdout);
+    assert_true(dup2(terminal, STDOUT_FILENO) >= 0);
+    close(terminal);
+    rewind(file);
+    json_t *doc = json_loadf(file, 0, NULL);
+    fclose(file);
+    assert_int_equal(json_array_size(json_object_get(doc, "selftest")), 1);
+    return doc;
+}
+
+static const json_t *entry_of(const json_t *doc) {
+    return json_array_get(json_object_get(doc, "selftest"), 0);
 }
 
 static const char *text_of(const json_t *o, const char *key) {
@@ -97,16 +111,21 @@ static const char *result_of(const json_t *entry, const char *name) {
     return "absent";
 }
 
+/* On a device with and on one without Metal 4. */
 static void good_kernels_pass(void **state) {
-    (void)state;
-    emulate(false, 0);
-    json_t *list = run_selftest();
-    json_t *entry = json_array_get(list, 0);
+    struct metal_emu_options o = metal_emu_defaults();
+    int status;
+    o.checked = false;
+    if (*state) o.profile = *metal_emu_profile(*state);
+    metal_emu_configure(&o);
+    json_t *doc = run_doctor(&status);
+    const json_t *entry = entry_of(doc);
     print_items(entry);
+    assert_int_equal(status, EXIT_OK);
     assert_string_equal(text_of(entry, "error"), "");
     assert_true(json_is_true(json_object_get(entry, "passed")));
     assert_int_equal(json_integer_value(json_object_get(entry, "untested_items")), 0);
-    json_decref(list);
+    json_decref(doc);
     nothing_found();
     assert_int_equal(metal_emu_live_objects(), 0);
 }
@@ -120,12 +139,14 @@ static void faulty_kernels_are_named(void **state) {
         "decode_gdn_delta",     "decode_attn_short", "decode_attn_long",   "decode_router",
         "decode_head",          "prefill_gdn_conv",  "prefill_attn",       "prefill_router",
         "prefill_experts_down", "prefill_combine",   "prefill_attn_split", "command buffers"};
+    int status;
     emulate(false, 0);
     faulty_kernels = true;
-    json_t *list = run_selftest();
+    json_t *doc = run_doctor(&status);
     faulty_kernels = false;
-    json_t *entry = json_array_get(list, 0);
+    const json_t *entry = entry_of(doc);
     print_items(entry);
+    assert_int_equal(status, EXIT_FAILED);
     assert_true(json_is_false(json_object_get(entry, "passed")));
     for (size_t i = 0; i < sizeof failed / sizeof *failed; i++) {
         assert_string_equal(result_of(entry, failed[i]), "failed");
@@ -134,29 +155,48 @@ static void faulty_kernels_are_named(void **state) {
         assert_string_equal(result_of(entry, passed[i]), "passed");
     }
     assert_string_equal(result_of(entry, "prefill_gdn_norm"), "untested");
-    json_decref(list);
+    json_decref(doc);
 }
 
 /* The head no longer waits for the last layer. Pieces end in a wait and stay right; whole command
  * buffers in another order do not. */
 static void missing_barrier_is_found(void **state) {
     (void)state;
+    int status;
     emulate(false, 3);
     no_barrier = true;
-    json_t *list = run_selftest();
+    json_t *doc = run_doctor(&status);
     no_barrier = false;
-    json_t *entry = json_array_get(list, 0);
+    const json_t *entry = entry_of(doc);
+    assert_int_equal(status, EXIT_FAILED);
     assert_true(json_is_false(json_object_get(entry, "passed")));
     assert_string_equal(result_of(entry, "command buffers"), "failed");
-    json_decref(list);
+    json_decref(doc);
     metal_emu_reset();
 }
 
-int main(void) {
+/* As a Mac runs it: 2.4 GB of weights. `make full` only. */
+static void real_shape_passes(void **state) {
+    real_shape = true;
+    good_kernels_pass(state);
+    real_shape = false;
+}
+
+int main(int argc, char **argv) {
+    static char newest[] = "M5 Max 128 GB", older[] = "M3 Max 128 GB";
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(good_kernels_pass),
+        cmocka_unit_test_prestate(good_kernels_pass, newest),
         cmocka_unit_test(faulty_kernels_are_named),
         cmocka_unit_test(missing_barrier_is_found),
     };
-    return cmocka_run_group_tests_name("metal self-test", tests, NULL, NULL);
+    const struct CMUnitTest full[] = {
+        cmocka_unit_test_prestate(real_shape_passes, older),
+        cmocka_unit_test_prestate(real_shape_passes, newest),
+    };
+    int rc = cmocka_run_group_tests_name("metal self-test", tests, NULL, NULL);
+    if (argc > 1 && strcmp(argv[1], "full") == 0) {
+        rc += cmocka_run_group_tests_name("metal self-test, real shape", full, NULL, NULL);
+    }
+    return rc;
 }
