@@ -1,0 +1,255 @@
+/* Full attention of a prompt chunk on Hopper's tensor cores: queries and keys normed and turned,
+ * keys and values stored, then softmax over all positions before. */
+#include "prefill_common.cuh"
+
+/* proj[r]: per query head its query and its gate, then keys, then values. Writes queries bf16
+ * [r][Q_DIM] and this layer's rows of keys and values. One warp a head; lane l holds dimensions l,
+ * l + 32, ...: both halves of a rotary pair. Grid: rows, block: any number of warps. */
+KERNEL prompt_attention_rows(const float *proj, int width, const float *q_norm, const float *k_norm,
+                             const float *inv_freq, const cuda_slot *slot, int layer,
+                             bf16 *queries) {
+    enum { EACH = HEAD / 32, HALF = SHAPE_ROTARY_DIM / 2 };
+    static_assert(HALF == 32, "a lane holds both halves of a rotary pair");
+    int r = blockIdx.x, lane = threadIdx.x % 32, pos = slot->pos + r;
+    const float *row = proj + (int64_t)r * width;
+    float sine, cosine;
+    sincosf((float)pos * inv_freq[lane], &sine, &cosine);
+    for (int h = threadIdx.x / 32; h < Q_HEADS + 2 * KV_HEADS; h += blockDim.x / 32) {
+        bool query = h < Q_HEADS, value = h >= Q_HEADS + KV_HEADS;
+        int kv = (h - Q_HEADS) % KV_HEADS;
+        const float *from =
+            query ? row + 2 * h * HEAD : row + 2 * Q_DIM + (value ? KV_DIM : 0) + kv * HEAD;
+        float v[EACH], sum = 0;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            v[j] = from[lane + 32 * j];
+            sum = fmaf(v[j], v[j], sum);
+        }
+        sum = warp_sum(sum);
+        if (!value) {
+            const float *weight = query ? q_norm : k_norm;
+            float scale = 1.0f / sqrtf(sum / HEAD + SHAPE_NORM_EPS);
+#pragma unroll
+            for (int j = 0; j < EACH; j++) v[j] *= scale * weight[lane + 32 * j];
+            float a = v[0], b = v[1];
+            v[0] = a * cosine - b * sine;
+            v[1] = b * cosine + a * sine;
+        }
+        bf16 *to = queries + (int64_t)r * Q_DIM + h * HEAD;
+        if (!query) {
+            to = (value ? slot->values : slot->keys) +
+                 (((int64_t)layer * KV_HEADS + kv) * slot->capacity + pos) * HEAD;
+        }
+#pragma unroll
+        for (int j = 0; j < EACH; j++) to[lane + 32 * j] = to_bf16(v[j]);
+    }
+}
+
+/* ---- softmax over the context ---------------------------------------------------------------- */
+
+/* A block takes TOKENS consecutive rows of one key head, ROWS query rows, 64 of them a warpgroup,
+ * and runs over the keys in tiles of SPAN positions on the absolute grid, so that a row's sums
+ * depend on its own position alone. While the values of one tile are multiplied, the scores of the
+ * next one become weights; the tiles after that are on their way. */
+enum { FLASH_THREADS = 256, ROWS = 128, TOKENS = ROWS / KV_GROUP, SPAN = 64, DEPTH = HEAD / 64 };
+enum { Q_SIZE = ROWS * HEAD * 2, SPAN_SIZE = SPAN * HEAD * 2 };
+enum { FLASH_SHARED = Q_SIZE + 4 * SPAN_SIZE + FLASH_THREADS * 4 + SHARED_SLACK };
+
+/* Positions [first, first + SPAN) of a head, in DEPTH columns of 64 dimensions. */
+__device__ __forceinline__ void copy_span(shared_at to, const bf16 *from, int first, int end) {
+    int r = (int)threadIdx.x / (HEAD / 8), p = (int)threadIdx.x % (HEAD / 8);
+    const bf16 *own = from + (int64_t)(first + r) * HEAD + p * 8;
+    to += (uint32_t)(p / 8 * SPAN * 128) + part_at(r, p % 8);
+    int left = end - first - r;
+#pragma unroll
+    for (int i = 0; i < SPAN;
+         i += FLASH_THREADS / (HEAD / 8)) { /* rows 8 apart: same permutation */
+        copy16(to + (uint32_t)(i * 128), i < left ? own + i * HEAD : from, i < left);
+    }
+}
+
+/* What a thread keeps of its two rows, 8 further down the second. */
+struct softmax_rows {
+    float top[2], total[2], fade[2];
+    int last[2]; /* position that the row sees last */
+};
+
+/* Scores of a tile to weights, in place; masked: some positions may lie behind a row. */
+__device__ __forceinline__ void to_weights(float (&s)[SPAN / 2], softmax_rows &rows, int first,
+                                           bool masked) {
+    const float scale = 0.0625f * 1.44269504f; /* exponentials are powers of two */
+    static_assert(HEAD == 256, "1 / sqrt(HEAD)");
+    int lane = threadIdx.x % 32;
+    if (masked) {
+#pragma unroll
+        for (int i = 0; i < SPAN / 2; i++) {
+            int pos = first + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (pos > rows.last[i / 2 % 2]) s[i] = -INFINITY;
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float most = fmaxf(s[2 * half], s[2 * half + 1]);
+#pragma unroll
+        for (int j = 1; j < SPAN / 8; j++) {
+            most = fmaxf(most, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
+        }
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+        most = fmaxf(rows.top[half], most * scale);
+        rows.fade[half] = power_of_two(rows.top[half] - most);
+        rows.top[half] = most;
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < SPAN / 8; j++) {
+            float &a = s[4 * j + 2 * half], &b = s[4 * j + 2 * half + 1];
+            a = power_of_two(fmaf(a, scale, -most));
+            b = power_of_two(fmaf(b, scale, -most));
+            sum += a + b;
+        }
+        rows.total[half] = rows.total[half] * rows.fade[half] + sum;
+    }
+}
+
+/* Weights as operand registers, once those of the tile before have been read. */
+__device__ __forceinline__ void pack_weights(const float (&s)[SPAN / 2],
+                                             uint32_t (&weights)[SPAN / 16][4]) {
+#pragma unroll
+    for (int i = 0; i < SPAN / 4; i++) {
+        weights[i / 4][i % 4] = bf16_pair(s[2 * i], s[2 * i + 1]);
+    }
+}
+
+/* s = queries . keys of a tile, queued. */
+__device__ __forceinline__ void score(float (&s)[SPAN / 2], shared_at q, shared_at k) {
+#pragma unroll
+    for (int i = 0; i < HEAD / 16; i++) {
+        operand a = operand_rows(q + (uint32_t)(i / 4 * ROWS * 128));
+        operand b = operand_rows(k + (uint32_t)(i / 4 * SPAN * 128));
+        product(s, operand_at(a, i % 4 * 32), operand_at(b, i % 4 * 32), i > 0);
+    }
+    products_commit();
+}
+
+/* out += weights times the values of a tile, queued. */
+__device__ __forceinline__ void mix_values(float (&out)[HEAD / 2],
+                                           const uint32_t (&weights)[SPAN / 16][4], shared_at v) {
+    operand b = operand_columns(v, SPAN * 128);
+#pragma unroll
+    for (int i = 0; i < SPAN / 16; i++) {
+        product_columns(out, weights[i], operand_at(b, i * 16 * 128));
+    }
+    products_commit();
+}
+
+/* mix[r][h] = softmax(query . keys / sqrt(HEAD)) values * sigmoid(gate), bf16 reordered; proj[r]
+ * holds the gates. Grid: blocks of TOKENS rows in x, key heads in y. */
+KERNEL __launch_bounds__(FLASH_THREADS, 1)
+    prompt_flash(const bf16 *queries, const float *proj, int width, const cuda_slot *slot, int rows,
+                 int layer, bf16 *mix) {
+    SHARED_PIECES(memory);
+    int tid = threadIdx.x, lane = tid % 32, kv = blockIdx.y;
+    int r0 = ((int)gridDim.x - 1 - (int)blockIdx.x) * TOKENS; /* long ones first */
+    int pos0 = slot->pos + r0, n = min((int)TOKENS, rows - r0);
+    int end = pos0 + n; /* positions that any row here sees */
+    int64_t head = ((int64_t)layer * KV_HEADS + kv) * slot->capacity * HEAD;
+    const bf16 *keys = slot->keys + head, *values = slot->values + head;
+    shared_at q = shared_address(memory), k = q + Q_SIZE, v = k + 2 * SPAN_SIZE;
+
+    /* Query row i of the tile: token i / KV_GROUP, head i % KV_GROUP. */
+#pragma unroll
+    for (int i = 0; i < ROWS * HEAD / 8 / FLASH_THREADS; i++) {
+        int at = tid + i * FLASH_THREADS, row = at / (HEAD / 8), p = at % (HEAD / 8);
+        int t = row / KV_GROUP;
+        bool valid = t < n;
+        const bf16 *from = queries + (int64_t)(r0 + (valid ? t : 0)) * Q_DIM +
+                           (kv * KV_GROUP + row % KV_GROUP) * HEAD + p * 8;
+        copy16(q + (uint32_t)(p / 8 * ROWS * 128) + part_at(row, p % 8), from, valid);
+    }
+    int spans = (end + SPAN - 1) / SPAN;
+    copy_span(k, keys, 0, end);
+    copy_commit();
+    copy_span(v, values, 0, end);
+    if (spans > 1) copy_span(k + SPAN_SIZE, keys, SPAN, end);
+    copy_commit();
+
+    int own = tid / 32 * 16 + lane / 4;
+    softmax_rows row = {{-INFINITY, -INFINITY},
+                        {0, 0},
+                        {1, 1},
+                        {pos0 + own / KV_GROUP, pos0 + (own + 8) / KV_GROUP}};
+    float out[HEAD / 2], s[SPAN / 2];
+    uint32_t weights[SPAN / 16][4];
+#pragma unroll
+    for (int i = 0; i < HEAD / 2; i++) out[i] = 0;
+    shared_at own_q = q + (uint32_t)(tid / 128 * 64 * 128);
+
+    copy_wait<1>();
+    publish_shared();
+    __syncthreads();
+    products_begin();
+    score(s, own_q, k);
+    products_wait<0>();
+    hold(s);
+    to_weights(s, row, 0, SPAN > pos0 + 1);
+    pack_weights(s, weights);
+
+    for (int span = 0; span + 1 < spans; span++) {
+        copy_wait<0>();
+        publish_shared();
+        __syncthreads(); /* these values and the next keys are here, the other tiles are free */
+        products_begin();
+        score(s, own_q, k + (uint32_t)((span + 1) % 2 * SPAN_SIZE));
+        mix_values(out, weights, v + (uint32_t)(span % 2 * SPAN_SIZE));
+        copy_span(v + (uint32_t)((span + 1) % 2 * SPAN_SIZE), values, (span + 1) * SPAN, end);
+        copy_span(k + (uint32_t)(span % 2 * SPAN_SIZE), keys, (span + 2) * SPAN, end);
+        copy_commit();
+        products_wait<1>();
+        hold(s);
+        to_weights(s, row, (span + 1) * SPAN, (span + 2) * SPAN > pos0 + 1);
+        settle(v + 2 * SPAN_SIZE + tid * 4, row.total[0] + row.total[1]); /* during the products */
+        products_wait<0>();
+        hold(out);
+#pragma unroll
+        for (int i = 0; i < HEAD / 2; i++) out[i] *= row.fade[i / 2 % 2];
+        pack_weights(s, weights);
+    }
+    copy_wait<0>();
+    publish_shared();
+    __syncthreads();
+    products_begin();
+    mix_values(out, weights, v + (uint32_t)((spans - 1) % 2 * SPAN_SIZE));
+    products_wait<0>();
+    hold(out);
+
+    __syncthreads(); /* all queries have been read: their place takes the result */
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = row.total[half];
+        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        int line = own + half * 8, t = line / KV_GROUP, h = kv * KV_GROUP + line % KV_GROUP;
+        if (t >= n) continue;
+        const float *gate = proj + (int64_t)(r0 + t) * width + (2 * h + 1) * HEAD + lane % 4 * 2;
+        float scale = 1.0f / sum;
+        /* place_of_input(8 j + 2 (lane % 4) + i) of a group: its 16 bytes, its place in them. */
+        char *to = memory + line * HEAD * 2 + lane % 4 / 2 * 2;
+        int part = (lane % 2 * 2) ^ (line & 7);
+#pragma unroll
+        for (int j = 0; j < HEAD / 8; j++) {
+            float2 g = *(const float2 *)(gate + j * 8);
+            float x = out[4 * j + 2 * half] * scale * quick_sigmoid(g.x);
+            float y = out[4 * j + 2 * half + 1] * scale * quick_sigmoid(g.y);
+            char *at = to + j / 8 * 128 + j % 8 / 2 * 4;
+            *(bf16 *)(at + (part ^ j % 2 * 4) * 16) = to_bf16(x);
+            *(bf16 *)(at + (part ^ j % 2 * 4 ^ 1) * 16) = to_bf16(y);
+        }
+    }
+    __syncthreads();
+    for (int i = tid; i < n * KV_GROUP * HEAD / 8; i += FLASH_THREADS) {
+        int line = i / (HEAD / 8), p = i % (HEAD / 8);
+        *(uint4 *)(mix + (int64_t)(r0 + line / KV_GROUP) * Q_DIM +
+                   (kv * KV_GROUP + line % KV_GROUP) * HEAD + p * 8) =
+            *(const uint4 *)(memory + line * HEAD * 2 + p / 8 * 128 + ((p % 8 ^ (line & 7)) * 16));
+    }
+}

@@ -1,0 +1,50 @@
+/* What the prompt kernels of sm_90a share: the order of activations, pieces in shared memory.
+ *
+ * Activations that a product of prefill_gemm.cu reads are bf16 rows whose inputs are reordered
+ * within each quantisation group of 64, so that the thread that holds 16 consecutive codes of a row
+ * of weights holds exactly the inputs the tensor cores want of it, and unpacking is two operations
+ * a pair. Place p of a group holds input 16 ((p % 8) / 2) + 8 (p / 32) + 4 (p % 2) + 2 (p / 16 % 2)
+ * + p / 8 % 2. */
+#ifndef LILY_CUDA_PREFILL_COMMON_CUH
+#define LILY_CUDA_PREFILL_COMMON_CUH
+
+#include "common.cuh"
+#include "prefill_wgmma.cuh"
+
+__device__ __forceinline__ int input_of_place(int p) {
+    return 16 * (p % 8 / 2) + 8 * (p / 32) + 4 * (p % 2) + 2 * (p / 16 % 2) + p / 8 % 2;
+}
+__device__ __forceinline__ int place_of_input(int k) {
+    return 32 * (k % 16 / 8) + 16 * (k % 4 / 2) + 8 * (k % 2) + 2 * (k / 16) + k % 8 / 4;
+}
+
+/* Places 8 part .. 8 part + 7 of a group whose inputs in natural order are value(0 .. 63). */
+template <class F> __device__ __forceinline__ uint4 reordered_part(int part, F value) {
+    int first = input_of_place(8 * part);
+    return make_uint4(bf16_pair(value(first), value(first + 4)),
+                      bf16_pair(value(first + 16), value(first + 20)),
+                      bf16_pair(value(first + 32), value(first + 36)),
+                      bf16_pair(value(first + 48), value(first + 52)));
+}
+
+/* sigmoid and SiLU within 4 units in the last place, in a few instructions: what follows is rounded
+ * to bf16. */
+__device__ __forceinline__ float quick_sigmoid(float x) {
+    return reciprocal(1.0f + power_of_two(-1.44269504f * x));
+}
+__device__ __forceinline__ float quick_silu(float x) {
+    return x * quick_sigmoid(x);
+}
+
+/* Byte of 16-byte part p of row r among rows of 128 bytes, as products read them. */
+__device__ __forceinline__ uint32_t part_at(int r, int p) {
+    return (uint32_t)(r * 128 + ((p ^ (r & 7)) * 16));
+}
+
+/* The dynamic shared memory from its first multiple of 1,024 on. */
+#define SHARED_PIECES(name)                                                                        \
+    DYNAMIC_SHARED(char, name##_raw);                                                              \
+    char *name = name##_raw + (-(int)(shared_address(name##_raw) & 1023) & 1023)
+enum { SHARED_SLACK = 1024 };
+
+#endif

@@ -1,0 +1,468 @@
+/* Gated DeltaNet of a prompt chunk, in pieces of 64 positions on the absolute grid (docs/model.md;
+ * the algebra below). Only the state is passed from piece to piece, so that all else runs over all
+ * pieces at once. For one value head and a piece of 64 tokens with decays g (log), c_i = g_1 + ..
+ * + g_i, D_ij = exp(c_i - c_j) for i >= j:
+ *   A = beta K K^T D below the diagonal;  T = (1 + A)^-1
+ *   U = T (beta V);  W = T (beta exp(c) K);  P = Q K^T D with the diagonal           delta_pieces
+ *   N = U - W S;  O = exp(c) (Q S) + P N;  S <- exp(c_64) S + K^T (exp(c_64 - c) N)  delta_states
+ * Every exponent is at most 0. Missing tokens of a first or last piece have beta, g, q, k and v 0,
+ * which changes nothing. Operands are bf16, sums, gates, T's substitution and the state float32; T
+ * is multiplied as the sum of two bf16. */
+#include "prefill_common.cuh"
+
+enum { PIECE = 64, CONV_WARPS = 4, CONV_ROWS = 16 };
+
+/* Rows [first, end) of the chunk that piece i of the grid holds, the first of them at position
+ * `skipped` of the piece. */
+struct piece_rows {
+    int first, end, skipped;
+};
+__device__ __forceinline__ piece_rows rows_of_piece(const cuda_slot &slot, int i, int rows) {
+    int begin = i * PIECE - slot.pos % PIECE;
+    piece_rows p = {max(begin, 0), min(begin + PIECE, rows), 0};
+    p.skipped = p.first - begin;
+    return p;
+}
+
+/* channels[r][c] = silu(conv of the last four inputs), bf16, for one head of 128 channels a warp,
+ * four channels a lane, CONV_ROWS rows each; queries and keys divided by their length, queries by
+ * sqrt(DIM) too. The inputs lie in proj[r][0 .. CONV_DIM). The last three go to the slot. Grid:
+ * heads in x, row blocks of CONV_WARPS * CONV_ROWS in y. */
+KERNEL __launch_bounds__(CONV_WARPS * 32)
+    prompt_convolve(const float *proj, int width, const float4 *taps, const cuda_slot *slot,
+                    int rows, int layer, bf16 *channels) {
+    int head = blockIdx.x, lane = threadIdx.x % 32, c = head * DIM + lane * 4;
+    int begin = (blockIdx.y * CONV_WARPS + threadIdx.x / 32) * CONV_ROWS;
+    int end = min(begin + CONV_ROWS, rows);
+    if (begin >= end) return;
+    const float *history = slot->conv_in + (int64_t)layer * 3 * CONV_DIM;
+    auto input = [&](int i) { /* row i; negative: before this chunk */
+                              return i < 0 ? *(const float4 *)(history + (3 + i) * CONV_DIM + c)
+                                           : *(const float4 *)(proj + (int64_t)i * width + c);
+    };
+    float4 w0 = taps[c], w1 = taps[c + 1], w2 = taps[c + 2], w3 = taps[c + 3]; /* of a channel */
+    float4 a = input(begin - 3), b = input(begin - 2), d = input(begin - 1);
+#pragma unroll 4
+    for (int i = begin; i < end; i++) {
+        float4 u = input(i), y;
+        y.x = quick_silu(fmaf(w0.w, u.x, fmaf(w0.z, d.x, fmaf(w0.y, b.x, w0.x * a.x))));
+        y.y = quick_silu(fmaf(w1.w, u.y, fmaf(w1.z, d.y, fmaf(w1.y, b.y, w1.x * a.y))));
+        y.z = quick_silu(fmaf(w2.w, u.z, fmaf(w2.z, d.z, fmaf(w2.y, b.z, w2.x * a.z))));
+        y.w = quick_silu(fmaf(w3.w, u.w, fmaf(w3.z, d.w, fmaf(w3.y, b.w, w3.x * a.w))));
+        if (head < 2 * K_HEADS) {
+            float sum = warp_sum(fmaf(y.x, y.x, fmaf(y.y, y.y, fmaf(y.z, y.z, y.w * y.w))));
+            float scale = 1.0f / sqrtf(sum + 1e-6f);
+            if (head < K_HEADS) scale *= rsqrtf((float)DIM);
+            y.x *= scale, y.y *= scale, y.z *= scale, y.w *= scale;
+        }
+        *(uint2 *)(channels + (int64_t)i * CONV_DIM + c) =
+            make_uint2(bf16_pair(y.x, y.y), bf16_pair(y.z, y.w));
+        a = b, b = d, d = u;
+    }
+    if (end < rows) return;
+    float *next = slot->conv_out + (int64_t)layer * 3 * CONV_DIM;
+    *(float4 *)(next + c) = a;
+    *(float4 *)(next + CONV_DIM + c) = b;
+    *(float4 *)(next + 2 * CONV_DIM + c) = d;
+}
+
+/* ---- tiles of 64 rows ------------------------------------------------------------------------ */
+
+/* Byte of 16-byte part p of row r in a tile with rows of BYTES. */
+template <int BYTES> __device__ __forceinline__ uint32_t tile_at(int r, int p) {
+    return (uint32_t)(r * BYTES + ((p ^ (r & 7)) * 16));
+}
+
+/* Channels [c0, c0 + 128) of a piece's rows into a tile of 64 x 256 bytes, zeros where missing. */
+template <int THREADS>
+__device__ __forceinline__ void copy_channels(shared_at to, const bf16 *channels, int c0,
+                                              const piece_rows &p) {
+#pragma unroll
+    for (int i = 0; i < PIECE * 16 / THREADS; i++) {
+        int at = (int)threadIdx.x + i * THREADS, r = at / 16, part = at % 16;
+        int row = p.first + r - p.skipped;
+        bool valid = r >= p.skipped && row < p.end;
+        const bf16 *from = channels + (int64_t)(valid ? row : p.first) * CONV_DIM + c0 + part * 8;
+        copy16(to + tile_at<256>(r, part), from, valid);
+    }
+}
+
+/* Fragments from tiles (instructions.cuh): a[16, 16] at row m, part k / 8; b of 16 columns. */
+template <int BYTES>
+__device__ __forceinline__ void load_a(uint32_t (&a)[4], shared_at tile, int m, int part) {
+    int lane = threadIdx.x % 32;
+    load_matrices(a, tile + tile_at<BYTES>(m + lane % 16, part + lane / 16));
+}
+/* b[k][n] from rows n, columns k. */
+template <int BYTES>
+__device__ __forceinline__ void load_b(uint32_t (&b)[4], shared_at tile, int n, int part) {
+    int lane = threadIdx.x % 32;
+    load_matrices(b, tile + tile_at<BYTES>(n + lane / 16 * 8 + lane % 8, part + lane / 8 % 2));
+}
+/* b[k][n] from rows k, columns n. */
+template <int BYTES>
+__device__ __forceinline__ void load_b_across(uint32_t (&b)[4], shared_at tile, int k, int part) {
+    int lane = threadIdx.x % 32;
+    load_matrices_transposed(b, tile + tile_at<BYTES>(k + lane % 16, part + lane / 16));
+}
+
+/* ---- what a piece needs of itself alone ------------------------------------------------------ */
+
+enum { PIECES_THREADS = 128, A_STRIDE = PIECE + 4 };
+enum { Q_AT = 0, K_AT = 16384, V_AT = 32768, T_AT = 49152 }; /* A lies where T will */
+enum { PIECES_SHARED = T_AT + 4 * PIECE * PIECE * 2 };
+
+/* c[64] and beta[64] of a piece from ba[r] = b, a: c the running sums of the logarithms of the
+ * decays. 64 threads at least; barriers inside. */
+__device__ __forceinline__ void piece_gates(const float *ba, const float *rate,
+                                            const float *dt_bias, int head, const piece_rows &p,
+                                            float *c, float *beta) {
+    int i = threadIdx.x, row = p.first + i - p.skipped;
+    float g = 0, b = 0;
+    if (i < PIECE && i >= p.skipped && row < p.end) {
+        const float *from = ba + (int64_t)row * 2 * V_HEADS;
+        float x = from[V_HEADS + head] + dt_bias[head];
+        float softplus = x > 20.0f ? x : log1pf(expf(x));
+        b = sigmoid(from[head]);
+        g = -rate[head] * softplus;
+    }
+    if (i < PIECE) c[i] = g, beta[i] = b;
+    for (int step = 1; step < PIECE; step *= 2) {
+        __syncthreads();
+        float before = i < PIECE && i >= step ? c[i - step] : 0;
+        __syncthreads();
+        if (i < PIECE) c[i] += before;
+    }
+    __syncthreads();
+}
+
+/* Column j = own of the inverse of 1 + A, A strictly lower, by substitution, in registers. */
+__device__ __forceinline__ void substitute(const float *a, int own, float (&x)[PIECE]) {
+#pragma unroll
+    for (int i = 0; i < PIECE; i++) {
+        float s[4] = {i == own ? 1.0f : 0.0f, 0, 0, 0};
+#pragma unroll
+        for (int m = 0; m < i; m += 4) {
+            float4 row = *(const float4 *)(a + i * A_STRIDE + m);
+            s[0] = fmaf(-row.x, x[m], s[0]);
+            if (m + 1 < i) s[1] = fmaf(-row.y, x[m + 1], s[1]);
+            if (m + 2 < i) s[2] = fmaf(-row.z, x[m + 2], s[2]);
+            if (m + 3 < i) s[3] = fmaf(-row.w, x[m + 3], s[3]);
+        }
+        x[i] = (s[0] + s[1]) + (s[2] + s[3]);
+    }
+}
+
+/* x as the sum of two bf16, into place (i, j) of two tiles of 64 x 128 bytes. */
+__device__ __forceinline__ void store_split(char *high, char *low, int i, int j, float x) {
+    uint32_t at = tile_at<128>(i, j / 8) + j % 8 * 2;
+    bf16 top = to_bf16(x);
+    *(bf16 *)(high + at) = top;
+    *(bf16 *)(low + at) = to_bf16(x - bf16_float(top));
+}
+
+/* The warp's 16 rows of (high + low)[64, 64] x[64, 128]. */
+__device__ __forceinline__ void multiply_split(float (&acc)[16][4], shared_at high, shared_at low,
+                                               shared_at x, int m) {
+#pragma unroll
+    for (int n = 0; n < 16; n++) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0;
+#pragma unroll
+    for (int k = 0; k < PIECE / 16; k++) {
+        uint32_t a[4], a_low[4];
+        load_a<128>(a, high, m, 2 * k);
+        load_a<128>(a_low, low, m, 2 * k);
+#pragma unroll
+        for (int n = 0; n < 16; n += 2) {
+            uint32_t b[4];
+            load_b_across<256>(b, x, k * 16, n);
+            multiply(acc[n], a_low, b[0], b[1]);
+            multiply(acc[n + 1], a_low, b[2], b[3]);
+            multiply(acc[n], a, b[0], b[1]);
+            multiply(acc[n + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+/* Arrays over [value head][piece]: decays float [64]; w bf16 [64][128]; p bf16 [64][64]; u float
+ * [64][128]. Grid: pieces in x, value heads in y. */
+KERNEL __launch_bounds__(PIECES_THREADS)
+    delta_pieces(const bf16 *channels, const float *ba, const float *rate, const float *dt_bias,
+                 const cuda_slot *slot, int rows, float *decays, bf16 *w, bf16 *p, float *u) {
+    DYNAMIC_SHARED(char, shared);
+    __shared__ float c[PIECE], beta[PIECE];
+    int head = blockIdx.y, key_head = head / (V_HEADS / K_HEADS), tid = threadIdx.x;
+    int lane = tid % 32, m = tid / 32 * 16;
+    int64_t piece = (int64_t)head * gridDim.x + blockIdx.x;
+    piece_rows in = rows_of_piece(*slot, blockIdx.x, rows);
+    shared_at at = shared_address(shared);
+    copy_channels<PIECES_THREADS>(at + Q_AT, channels, key_head * DIM, in);
+    copy_channels<PIECES_THREADS>(at + K_AT, channels, K_DIM + key_head * DIM, in);
+    copy_commit();
+    copy_channels<PIECES_THREADS>(at + V_AT, channels, 2 * K_DIM + head * DIM, in);
+    copy_commit();
+    piece_gates(ba, rate, dt_bias, head, in, c, beta);
+    if (tid < PIECE) decays[piece * PIECE + tid] = c[tid];
+    copy_wait<1>();
+    __syncthreads();
+
+    float kk[8][4] = {}, qk[8][4] = {};
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) {
+        uint32_t of_k[4], of_q[4];
+        load_a<256>(of_k, at + K_AT, m, 2 * k);
+        load_a<256>(of_q, at + Q_AT, m, 2 * k);
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            uint32_t b[4];
+            load_b<256>(b, at + K_AT, n * 8, 2 * k);
+            multiply(kk[n], of_k, b[0], b[1]);
+            multiply(kk[n + 1], of_k, b[2], b[3]);
+            multiply(qk[n], of_q, b[0], b[1]);
+            multiply(qk[n + 1], of_q, b[2], b[3]);
+        }
+    }
+    float *a = (float *)(shared + T_AT);
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int i = m + lane / 4 + half * 8, j = n * 8 + lane % 4 * 2;
+            float d0 = i >= j ? expf(c[i] - c[j]) : 0.0f;
+            float d1 = i >= j + 1 ? expf(c[i] - c[j + 1]) : 0.0f;
+            a[i * A_STRIDE + j] = i > j ? beta[i] * kk[n][2 * half] * d0 : 0.0f;
+            a[i * A_STRIDE + j + 1] = i > j + 1 ? beta[i] * kk[n][2 * half + 1] * d1 : 0.0f;
+            *(uint32_t *)(p + (piece * PIECE + i) * PIECE + j) =
+                bf16_pair(qk[n][2 * half] * d0, qk[n][2 * half + 1] * d1);
+        }
+    __syncthreads();
+
+    float x[PIECE];
+    if (tid < PIECE) substitute(a, tid, x);
+    __syncthreads(); /* A has been read: T with beta, T with beta exp(c), two parts each */
+    char *t = shared + T_AT;
+    enum { TILE = PIECE * PIECE * 2 };
+    if (tid < PIECE) {
+        float scale = beta[tid], faded = scale * expf(c[tid]);
+#pragma unroll
+        for (int i = 0; i < PIECE; i++) {
+            store_split(t, t + TILE, i, tid, x[i] * scale);
+            store_split(t + 2 * TILE, t + 3 * TILE, i, tid, x[i] * faded);
+        }
+    }
+    copy_wait<0>();
+    __syncthreads();
+    float acc[16][4];
+    multiply_split(acc, at + T_AT + 2 * TILE, at + T_AT + 3 * TILE, at + K_AT, m);
+#pragma unroll
+    for (int n = 0; n < 16; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int i = m + lane / 4 + half * 8, j = n * 8 + lane % 4 * 2;
+            *(uint32_t *)(w + (piece * PIECE + i) * DIM + j) =
+                bf16_pair(acc[n][2 * half], acc[n][2 * half + 1]);
+        }
+    multiply_split(acc, at + T_AT, at + T_AT + TILE, at + V_AT, m);
+#pragma unroll
+    for (int n = 0; n < 16; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int i = m + lane / 4 + half * 8, j = n * 8 + lane % 4 * 2;
+            *(float2 *)(u + (piece * PIECE + i) * DIM + j) =
+                make_float2(acc[n][2 * half], acc[n][2 * half + 1]);
+        }
+}
+
+/* ---- piece after piece ----------------------------------------------------------------------- */
+
+/* A block owns COLUMNS columns of one value head's state, kept in registers: warp w keys
+ * [16 w, 16 w + 16). The next piece is copied while one is worked on. */
+enum { STATE_THREADS = 256, COLUMNS = 32, NARROW = COLUMNS * 2 + 16 };
+enum { SW_AT = 0, SQ_AT = 16384, SK_AT = 32768, SP_AT = 49152, SET = 57344 };
+enum { S_AT = 2 * SET, N_AT = S_AT + DIM * NARROW, F_AT = N_AT + PIECE * NARROW };
+enum { STATES_SHARED = F_AT + PIECE * NARROW };
+
+/* Fragment b of rows k, columns n of a narrow tile: rows 80 bytes apart meet no bank twice. */
+__device__ __forceinline__ void load_narrow(uint32_t (&b)[4], shared_at tile, int k, int n) {
+    int lane = threadIdx.x % 32;
+    load_matrices_transposed(b, tile + (k + lane % 16) * NARROW + (n + lane / 16 * 8) * 2);
+}
+
+/* delta[r][V_DIM] and the slot's next state. Grid: value heads * (DIM / COLUMNS). */
+KERNEL __launch_bounds__(STATE_THREADS, 1)
+    delta_states(const bf16 *channels, const float *decays, const bf16 *w, const bf16 *p,
+                 const float *u, const cuda_slot *slot, int rows, int pieces, int layer,
+                 float *delta) {
+    DYNAMIC_SHARED(char, shared);
+    __shared__ float decay[2][PIECE];
+    int head = blockIdx.x / (DIM / COLUMNS), c0 = blockIdx.x % (DIM / COLUMNS) * COLUMNS;
+    int key_head = head / (V_HEADS / K_HEADS), tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+    int m = warp % 4 * 16, n0 = warp / 4 * 16; /* of the first two products */
+    shared_at at = shared_address(shared);
+
+    auto copy = [&](int i) {
+        int64_t piece = (int64_t)head * pieces + i;
+        shared_at set = at + i % 2 * SET;
+        piece_rows in = rows_of_piece(*slot, i, rows);
+        copy_channels<STATE_THREADS>(set + SQ_AT, channels, key_head * DIM, in);
+        copy_channels<STATE_THREADS>(set + SK_AT, channels, K_DIM + key_head * DIM, in);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int at_part = tid + j * STATE_THREADS, r = at_part / 16, part = at_part % 16;
+            copy16(set + SW_AT + tile_at<256>(r, part), w + (piece * PIECE + r) * DIM + part * 8,
+                   true);
+        }
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            int at_part = tid + j * STATE_THREADS, r = at_part / 8, part = at_part % 8;
+            copy16(set + SP_AT + tile_at<128>(r, part), p + (piece * PIECE + r) * PIECE + part * 8,
+                   true);
+        }
+        if (tid < PIECE / 4) {
+            copy16(shared_address(&decay[i % 2][tid * 4]), decays + piece * PIECE + tid * 4, true);
+        }
+        copy_commit();
+    };
+
+    float s[4][4]; /* keys 16 warp + lane / 4 and 8 further; columns 8 j + 2 (lane % 4) and next */
+    int64_t state =
+        (((int64_t)layer * V_HEADS + head) * DIM + warp * 16 + lane / 4) * DIM + c0 + lane % 4 * 2;
+    auto publish = [&] {
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                char *to = shared + S_AT + (warp * 16 + lane / 4 + half * 8) * NARROW +
+                           (j * 8 + lane % 4 * 2) * 2;
+                *(uint32_t *)to = bf16_pair(s[j][2 * half], s[j][2 * half + 1]);
+            }
+    };
+    copy(0);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float2 v = *(const float2 *)(slot->state_in + state + half * 8 * DIM + j * 8);
+            s[j][2 * half] = v.x, s[j][2 * half + 1] = v.y;
+        }
+    publish();
+
+    for (int i = 0; i < pieces; i++) {
+        piece_rows in = rows_of_piece(*slot, i, rows);
+        const float *c = decay[i % 2];
+        shared_at set = at + i % 2 * SET;
+        float2 goal[2][2]; /* of U: 8-column piece, half */
+        const float *own_u = u + (((int64_t)head * pieces + i) * PIECE + m + lane / 4) * DIM + c0 +
+                             n0 + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                goal[j][half] = *(const float2 *)(own_u + half * 8 * DIM + j * 8);
+            }
+        copy_wait<0>();
+        __syncthreads(); /* the piece and S are here, the other set has been read */
+        if (i + 1 < pieces) copy(i + 1);
+
+        float recall[2][4] = {}, out[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < DIM / 16; k++) {
+            uint32_t of_w[4], of_q[4], b[4];
+            load_a<256>(of_w, set + SW_AT, m, 2 * k);
+            load_a<256>(of_q, set + SQ_AT, m, 2 * k);
+            load_narrow(b, at + S_AT, k * 16, n0);
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                multiply(recall[j], of_w, b[2 * j], b[2 * j + 1]);
+                multiply(out[j], of_q, b[2 * j], b[2 * j + 1]);
+            }
+        }
+        float last = c[PIECE - 1];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int r = m + lane / 4 + half * 8;
+            float faded = expf(c[r]), left = expf(last - c[r]);
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float x = goal[j][half].x - recall[j][2 * half];
+                float y = goal[j][half].y - recall[j][2 * half + 1];
+                char *to = shared + r * NARROW + (n0 + j * 8 + lane % 4 * 2) * 2;
+                *(uint32_t *)(to + N_AT) = bf16_pair(x, y);
+                *(uint32_t *)(to + F_AT) = bf16_pair(x * left, y * left);
+                out[j][2 * half] *= faded;
+                out[j][2 * half + 1] *= faded;
+            }
+        }
+        __syncthreads(); /* N is here, S has been read */
+#pragma unroll
+        for (int k = 0; k < PIECE / 16; k++) {
+            uint32_t a[4], b[4];
+            load_a<128>(a, set + SP_AT, m, 2 * k);
+            load_narrow(b, at + N_AT, k * 16, n0);
+            multiply(out[0], a, b[0], b[1]);
+            multiply(out[1], a, b[2], b[3]);
+        }
+        float fade = expf(last);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int v = 0; v < 4; v++) s[j][v] *= fade;
+#pragma unroll
+        for (int k = 0; k < PIECE / 16; k++) {
+            uint32_t a[4], b[4]; /* a[key][token] from rows of tokens */
+            int token = k * 16 + lane / 16 * 8 + lane % 8;
+            load_matrices_transposed(a, set + SK_AT + tile_at<256>(token, warp * 2 + lane / 8 % 2));
+#pragma unroll
+            for (int j = 0; j < 4; j += 2) {
+                load_narrow(b, at + F_AT, k * 16, j * 8);
+                multiply(s[j], a, b[0], b[1]);
+                multiply(s[j + 1], a, b[2], b[3]);
+            }
+        }
+        publish();
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int r = m + lane / 4 + half * 8, row = in.first + r - in.skipped;
+            if (r < in.skipped || row >= in.end) continue;
+            float *to = delta + (int64_t)row * V_DIM + head * DIM + c0 + n0 + lane % 4 * 2;
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                *(float2 *)(to + j * 8) = make_float2(out[j][2 * half], out[j][2 * half + 1]);
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            *(float2 *)(slot->state_out + state + half * 8 * DIM + j * 8) =
+                make_float2(s[j][2 * half], s[j][2 * half + 1]);
+        }
+}
+
+/* mix[r][head] = delta / sqrt(mean(delta^2) + eps) * weight * silu(z), bf16 reordered; z lies in
+ * proj[r] from CONV_DIM on. One warp a head of a row. Grid: rows, block: up to 8 warps. */
+KERNEL __launch_bounds__(256) prompt_gated_norm(const float *delta, const float *proj, int width,
+                                                const float *weight, bf16 *mix) {
+    __shared__ float values[8][DIM + 4];
+    int64_t r = blockIdx.x;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float4 w = *(const float4 *)(weight + lane * 4);
+    for (int h = warp; h < V_HEADS; h += blockDim.x / 32) {
+        float4 x = *(const float4 *)(delta + r * V_DIM + h * DIM + lane * 4);
+        float4 z = *(const float4 *)(proj + r * width + CONV_DIM + h * DIM + lane * 4);
+        float sum = warp_sum(fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(x.z, x.z, x.w * x.w))));
+        float scale = 1.0f / sqrtf(sum / DIM + SHAPE_NORM_EPS);
+        float *own = values[warp] + lane * 4 + lane / 16 * 4; /* groups 68 apart */
+        own[0] = x.x * scale * w.x * quick_silu(z.x);
+        own[1] = x.y * scale * w.y * quick_silu(z.y);
+        own[2] = x.z * scale * w.z * quick_silu(z.z);
+        own[3] = x.w * scale * w.w * quick_silu(z.w);
+        __syncwarp();
+        if (lane < 16) {
+            const float *group = values[warp] + lane / 8 * 68;
+            *(uint4 *)(mix + r * V_DIM + h * DIM + lane * 8) =
+                reordered_part(lane % 8, [&](int k) { return group[k]; });
+        }
+        __syncwarp();
+    }
+}

@@ -1,0 +1,190 @@
+/* Many rows times a quantised matrix on Hopper's tensor cores (prefill_gemm.cuh), for prompts:
+ * whole matrices, and the experts' two halves over rows sorted by expert. A row's sum runs over the
+ * inputs in one order whatever the tile and its neighbours. Weights are rounded to bf16 once
+ * unpacked (scale * code + bias, relative error 2^-9 at most), activations are bf16, sums float32.
+ *
+ * Matrices have whole tiles of rows, 4-bit codes and a multiple of 128 inputs; activations are
+ * reordered (prefill_common.cuh). Grid: tiles of outputs in x, blocks of rows in y. */
+#include "prefill_gemm.cuh"
+
+/* out[row][f] = sum_k x[row][k] w[f][k]: x bf16 [rows][w.cols] reordered, out float [rows][ldo].
+ * A thread's two rows of weights are neighbours, so that results are stored in pairs. */
+template <int WGS, int N, int STAGES>
+__device__ void dense(const bf16 *x, const cuda_mat &w, float *out, int ldo, int rows) {
+    SHARED_PIECES(shared);
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n0 = blockIdx.y * N;
+    int f = (blockIdx.x * WGS * 4 + warp) * 16 + lane / 4 * 2;
+    Product<WGS, N, STAGES> p;
+    p.x = x;
+    p.w = weights_of(w, f, w, f + 1);
+    p.shared = shared_address(shared);
+    p.rounds = w.cols / 64;
+    p.run([&](int n) { return n0 + n < rows ? n0 + n : -1; });
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int row = n0 + 8 * j + lane % 4 * 2 + i;
+            if (row >= rows) continue;
+            *(float2 *)(out + (int64_t)row * ldo + f) =
+                make_float2(p.acc[4 * j + i], p.acc[4 * j + 2 + i]);
+        }
+}
+
+#define DENSE(wgs, n, stages, at_least)                                                            \
+    KERNEL __launch_bounds__(wgs * 128, at_least)                                                  \
+        dense_##wgs##_##n(const bf16 *x, cuda_mat w, float *out, int ldo, int rows) {              \
+        dense<wgs, n, stages>(x, w, out, ldo, rows);                                               \
+    }
+DENSE(1, 16, 12, 4)
+DENSE(1, 32, 9, 4)
+DENSE(1, 64, 8, 2)
+DENSE(2, 64, 6, 2)
+DENSE(2, 128, 5, 2)
+DENSE(4, 128, 6, 1)
+
+/* ---- experts --------------------------------------------------------------------------------- */
+
+/* Block b of the map: rows [first, first + rows) of the sorted pairs, of one expert. An expert's
+ * rows are shared evenly among its blocks, in sixteens. */
+struct expert_rows {
+    int expert, first, rows;
+};
+__device__ __forceinline__ expert_rows rows_of_block(const cuda_groups &g, int b, int height) {
+    expert_rows out = {0, b * height, 0};
+    if (!g.begin) {
+        out.rows = min(height, g.n_rows - out.first);
+    } else if (b < *g.n_blocks) {
+        int entry = g.blocks[b];
+        out.expert = entry >> 16;
+        int begin = g.begin[out.expert], count = g.begin[out.expert + 1] - begin;
+        int blocks = (count + height - 1) / height, share = (count + blocks - 1) / blocks;
+        share = (share + 15) / 16 * 16;
+        out.first = begin + (entry & 0xffff) * share;
+        out.rows = min(share, begin + count - out.first);
+    }
+    return out;
+}
+
+/* Calls f(tile of the fewest columns that hold the rows): N a multiple of 16 up to MOST. */
+template <int N, class F> __device__ __forceinline__ void with_tile(int rows, F f) {
+    if constexpr (N > 16) {
+        if (rows <= N - 16) return with_tile<N - 16>(rows, f);
+    }
+    f.template run<N>();
+}
+
+/* hidden[place][i] = silu(gate_e x) * (up_e x), bf16 reordered, x the row of the pair at that
+ * place. A warp's rows 0 to 7 are of gate, 8 to 15 of up, so that both products of an output meet
+ * in one thread. A block gives 64 outputs, one group of the next product. */
+struct experts_up_tile {
+    const bf16 *x;
+    const cuda_mat &gate, &up;
+    const int32_t *pairs;
+    bf16 *hidden;
+    int inner;
+    expert_rows b;
+    char *shared;
+
+    template <int N, int STAGES> __device__ __forceinline__ void run_tile() const {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = blockIdx.x;
+        int k = warp * 8 + lane / 4; /* of the 64 outputs */
+        int64_t row = (int64_t)b.expert * inner + group * 64 + k;
+        Product<2, N, STAGES> p;
+        p.x = x;
+        p.w = weights_of(gate, row, up, row);
+        p.shared = shared_address(shared);
+        p.rounds = gate.cols / 64;
+        p.run([&](int n) {
+            if (n >= b.rows) return -1;
+            return pairs ? pairs[b.first + n] / TOP_K : b.first + n;
+        });
+        __syncthreads(); /* the ring has been read */
+        int place = place_of_input(k);
+#pragma unroll
+        for (int j = 0; j < N / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int n = 8 * j + lane % 4 * 2 + i;
+                float v = quick_silu(p.acc[4 * j + i]) * p.acc[4 * j + 2 + i];
+                *(bf16 *)(shared + n * 128 + ((place / 8 ^ (n / 2 & 7)) * 16) + place % 8 * 2) =
+                    to_bf16(v);
+            }
+        __syncthreads();
+        for (int i = threadIdx.x; i < b.rows * 8; i += 256) {
+            int n = i / 8, part = i % 8;
+            *(uint4 *)(hidden + (int64_t)(b.first + n) * inner + group * 64 + part * 8) =
+                *(const uint4 *)(shared + n * 128 + ((part ^ (n / 2 & 7)) * 16));
+        }
+    }
+};
+
+/* out[place][h] = down_e hidden[place] */
+struct experts_down_tile {
+    const bf16 *hidden;
+    const cuda_mat &down;
+    float *out;
+    expert_rows b;
+    char *shared;
+
+    template <int N, int STAGES> __device__ __forceinline__ void run_tile() const {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        int f = (blockIdx.x * 8 + warp) * 16 + lane / 4 * 2;
+        int64_t row = (int64_t)b.expert * H + f;
+        Product<2, N, STAGES> p;
+        p.x = hidden;
+        p.w = weights_of(down, row, down, row + 1);
+        p.shared = shared_address(shared);
+        p.rounds = down.cols / 64;
+        p.run([&](int n) { return n < b.rows ? b.first + n : -1; });
+#pragma unroll
+        for (int j = 0; j < N / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int n = 8 * j + lane % 4 * 2 + i;
+                if (n >= b.rows) continue;
+                *(float2 *)(out + (int64_t)(b.first + n) * H + f) =
+                    make_float2(p.acc[4 * j + i], p.acc[4 * j + 2 + i]);
+            }
+    }
+};
+
+template <class Tile, int STAGES> struct staged_tile {
+    const Tile &tile;
+    template <int N> __device__ __forceinline__ void run() const {
+        tile.template run_tile<N, STAGES>();
+    }
+};
+
+template <int N, int STAGES>
+__device__ void experts_up(const bf16 *x, const cuda_mat &gate, const cuda_mat &up,
+                           const cuda_groups &groups, bf16 *hidden, int inner) {
+    SHARED_PIECES(shared);
+    expert_rows b = rows_of_block(groups, blockIdx.y, N);
+    if (b.rows <= 0) return;
+    experts_up_tile tile = {x, gate, up, groups.pairs, hidden, inner, b, shared};
+    with_tile<N>(b.rows, staged_tile<experts_up_tile, STAGES>{tile});
+}
+template <int N, int STAGES>
+__device__ void experts_down(const bf16 *hidden, const cuda_mat &down, const cuda_groups &groups,
+                             float *out) {
+    SHARED_PIECES(shared);
+    expert_rows b = rows_of_block(groups, blockIdx.y, N);
+    if (b.rows <= 0) return;
+    experts_down_tile tile = {hidden, down, out, b, shared};
+    with_tile<N>(b.rows, staged_tile<experts_down_tile, STAGES>{tile});
+}
+
+#define EXPERTS(n, stages, at_least)                                                               \
+    KERNEL __launch_bounds__(256, at_least) experts_up_##n(                                        \
+        const bf16 *x, cuda_mat gate, cuda_mat up, cuda_groups groups, bf16 *hidden, int inner) {  \
+        experts_up<n, stages>(x, gate, up, groups, hidden, inner);                                 \
+    }                                                                                              \
+    KERNEL __launch_bounds__(256, at_least)                                                        \
+        experts_down_##n(const bf16 *hidden, cuda_mat down, cuda_groups groups, float *out) {      \
+        experts_down<n, stages>(hidden, down, groups, out);                                        \
+    }
+EXPERTS(16, 9, 3)
+EXPERTS(32, 8, 2)
+EXPERTS(64, 6, 2)
+EXPERTS(128, 5, 2)

@@ -1,0 +1,157 @@
+/* The second half of prefill_bench.cu: times, each beside the bound of what it must compute and
+ * move. Ceilings as measured on an H200: 790 TFLOP/s in bf16 products, 4,640 GB/s. */
+enum { ROTATED = 4 }; /* copies of a small matrix, so that it comes from memory as in a model */
+
+static const int LENGTHS[] = {512, 1024, 2048, 4096};
+
+static void report(const char *what, const char *tile, int rows, double us, double flop,
+                   double bytes) {
+    double bound = std::max(flop / 790e6, bytes / 4640e3);
+    printf("%-22s %-8s n %5d %9.1f us %7.1f TFLOP/s %7.0f GB/s  bound %8.1f us = %3.0f %%\n", what,
+           tile, rows, us, flop / us / 1e6, bytes / us / 1e3, bound, 100 * bound / us);
+}
+
+static double mat_bytes(const cuda_mat &m) {
+    return (double)m.rows * m.cols * (m.bits / 8.0 + 4.0 / 64);
+}
+
+static void time_product(const char *what, int outputs, int cols, int rows, const dense_tile &t) {
+    cuda_mat w[ROTATED];
+    for (cuda_mat &m : w) m = matrix(outputs, cols, 4, 1);
+    bf16 *x = bf16s((size_t)rows * (size_t)cols, -1, 1);
+    float *out = take<float>((size_t)rows * (size_t)outputs);
+    double us = microseconds(8, [&](int i) { run_dense(t, x, w[i % ROTATED], out, rows); });
+    double n = rows;
+    report(what, t.name, rows, us, 2.0 * n * outputs * cols,
+           mat_bytes(w[0]) + n * cols * 2 + n * outputs * 4);
+    release();
+}
+
+static void time_gemm() {
+    for (int rows : LENGTHS) {
+        if (only && rows != only) continue;
+        for (int t = 2; t < 6; t++) {
+            time_product("qkvz", CONV_DIM + V_DIM, H, rows, DENSE_TILES[t]);
+            time_product("attention qkv", 2 * Q_DIM + 2 * KV_DIM, H, rows, DENSE_TILES[t]);
+            time_product("out", H, V_DIM, rows, DENSE_TILES[t]);
+        }
+        size_t n = (size_t)rows * H;
+        float *x = floats(n, -1, 1), *add = floats(n, -1, 1), *weight = floats(H, 0.5f, 1.5f);
+        float *normed = take<float>(n);
+        bf16 *ordered = take<bf16>(n);
+        double us = microseconds(
+            10, [&](int) { RUN(prompt_norm, rows, 1, 256, 0, x, add, weight, normed, ordered); });
+        report("norm with sum", "", rows, us, 0, (double)n * 18);
+        release();
+    }
+}
+
+static void time_moe(int rows, int first_tile, int end_tile) {
+    moe m = make_moe(rows, EXPERTS);
+    int pairs = rows * TOP_K, used = std::min(pairs, (int)EXPERTS);
+    bf16 *x = bf16s((size_t)rows * H, -1, 1), *hidden = take<bf16>((size_t)pairs * INNER);
+    float *out = take<float>((size_t)pairs * H);
+    float *residual = floats((size_t)rows * H, -1, 1), *own = take<float>((size_t)rows * H);
+    float *no_trace = nullptr;
+    double n = rows, each = pairs;
+    double us = microseconds(10, [&](int) {
+        RUN(portable::route, blocks(rows, 4), 1, 128, 0, m.scores, m.routing, rows);
+    });
+    report("route", "", rows, us, 0, n * (257 + 16) * 4);
+    for (int t = first_tile; t < end_tile; t++) {
+        const expert_tile &tile = EXPERT_TILES[t];
+        char name[16];
+        snprintf(name, sizeof name, "128x%d", tile.n);
+        cuda_groups g = run_routing(m, rows, tile.n);
+        us = microseconds(6, [&](int) {
+            RUN(portable::group, 1, 1, 1024, 0, m.routing, rows, tile.n, m.begin, m.blocks,
+                m.n_blocks, m.pairs, m.places);
+        });
+        report("group", name, rows, us, 0, each * 16);
+        unsigned all = (unsigned)(pairs / tile.n + used);
+        double touched = used == EXPERTS ? 1 : (double)used / EXPERTS;
+        us = microseconds(4, [&](int) { run_up(tile, all, x, m.gate, m.up, g, hidden, INNER); });
+        report("experts up", name, rows, us, 4.0 * each * INNER * H,
+               touched * 2 * mat_bytes(m.gate) + n * H * 2 + each * INNER * 2);
+        us = microseconds(4, [&](int) { run_down(tile, all, hidden, m.down, g, out); });
+        report("experts down", name, rows, us, 2.0 * each * INNER * H,
+               touched * mat_bytes(m.down) + each * INNER * 2 + each * H * 4);
+    }
+    cuda_groups own_rows = {nullptr, nullptr, nullptr, nullptr, rows, 0};
+    for (int t = first_tile; t < end_tile; t++) {
+        const expert_tile &tile = EXPERT_TILES[t];
+        char name[16];
+        snprintf(name, sizeof name, "128x%d", tile.n);
+        us = microseconds(6, [&](int) {
+            run_up(tile, blocks(rows, tile.n), x, m.shared_gate, m.shared_up, own_rows, hidden,
+                   SHARED);
+            run_down(tile, blocks(rows, tile.n), hidden, m.shared_down, own_rows, own);
+        });
+        report("shared expert", name, rows, us, 6.0 * n * SHARED * H,
+               3 * mat_bytes(m.shared_up) + n * H * 6);
+    }
+    us = microseconds(6, [&](int) {
+        RUN(portable::combine, rows, 1, 256, 0, out, m.places, m.routing, m.scores, own, residual,
+            no_trace, no_trace);
+    });
+    report("combine", "", rows, us, 0, each * H * 4 + n * H * 12);
+    release();
+}
+static void time_experts() {
+    for (int rows : LENGTHS) {
+        if (!only || rows == only) time_moe(rows, rows < 1024 ? 0 : 1, 4);
+    }
+}
+
+static void time_delta() {
+    for (int rows : LENGTHS) {
+        if (only && rows != only) continue;
+        delta_layer d = make_delta(rows, 0);
+        double n = rows, pieces = (double)d.pieces * V_HEADS, tile = 64 * DIM;
+        double us = microseconds(8, [&](int) { run_convolve(d); });
+        report("convolution", "", rows, us, 0, n * CONV_DIM * 6);
+        us = microseconds(8, [&](int) { run_pieces(d); });
+        report("delta, pieces", "", rows, us, pieces * 64 * 64 * DIM * 2 * 6,
+               n * CONV_DIM * 2 + pieces * (tile * 6 + 64 * 64 * 2));
+        us = microseconds(8, [&](int) { run_states(d); });
+        report("delta, states", "", rows, us, pieces * 2 * (3 * tile * DIM + tile * 64),
+               pieces * (tile * 6 + 64 * 64 * 2) + n * (2 * K_DIM * 2 + V_DIM * 4));
+        us = microseconds(8, [&](int) { run_gated_norm(d); });
+        report("gated norm", "", rows, us, 0, n * V_DIM * 10);
+        release();
+    }
+}
+
+static void time_flash(int rows, int pos) {
+    attention_layer a = make_attention(rows, pos);
+    double n = rows, seen = n * pos + n * (n + 1) / 2;
+    char depth[24];
+    snprintf(depth, sizeof depth, "@%d", pos);
+    double us = microseconds(4, [&](int) { run_rows(a); });
+    if (!pos) report("attention rows", "", rows, us, 0, n * (a.width * 4 + Q_DIM * 2));
+    us = microseconds(pos > 8192 ? 2 : 4, [&](int) { run_flash(a, rows); });
+    report("attention", depth, rows, us, 4.0 * seen * Q_DIM,
+           (pos + n) * KV_DIM * 4 + n * Q_DIM * 8);
+    release();
+}
+static void time_attention() {
+    for (int rows : LENGTHS) {
+        if (!only || rows == only) time_flash(rows, 0);
+    }
+    if (only) return;
+    const int depths[] = {4096, 12288, 28672, 61440};
+    for (int pos : depths) time_flash(4096, pos);
+    time_flash(64, 32768);
+}
+
+static void time_small() {
+    const int lengths[] = {2, 8, 16, 32, 64, 128, 256};
+    for (int rows : lengths) {
+        for (int t = 0; t < 5; t++) {
+            if (DENSE_TILES[t].n > std::max(16, 2 * rows)) continue;
+            time_product("qkvz", CONV_DIM + V_DIM, H, rows, DENSE_TILES[t]);
+            time_product("out", H, V_DIM, rows, DENSE_TILES[t]);
+        }
+        time_moe(rows, 0, rows < 64 ? 1 : 2);
+    }
+}
