@@ -174,6 +174,7 @@ static Model make_model(int n_layers) {
     CHECK(cudaMemset(x.counter, 0, 256));
     CHECK(cudaMalloc(&m.a.logits, (size_t)SHAPE_VOCAB * 4));
     CHECK(cudaMalloc(&m.a.result, sizeof(cuda_result)));
+    CHECK(cudaMalloc(&m.a.finite, 4));
     m.a.vocab_used = SHAPE_VOCAB;
     CHECK(cudaDeviceSynchronize());
     return m;
@@ -230,7 +231,7 @@ static void launch(Model &m, const cuda_slot *slot, int n_layers) {
     for (int l = 0; l < n_layers; l++) {
         barrier_count += (uint32_t)(((l + 1) % SHAPE_ATTENTION_EVERY == 0 ? 5 : 4) * blocks);
     }
-    DECODE_KERNEL<<<blocks, DECODE_THREADS, sizeof(Shared)>>>(a);
+    decode_step<<<blocks, DECODE_THREADS, sizeof(Shared)>>>(a);
 }
 
 /* ---- the plain implementation ----------------------------------------------------------------- */
@@ -699,7 +700,7 @@ int main(int argc, char **argv) {
     cudaDeviceProp device;
     CHECK(cudaGetDeviceProperties(&device, 0));
     blocks = device.multiProcessorCount;
-    CHECK(cudaFuncSetAttribute(DECODE_KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    CHECK(cudaFuncSetAttribute(decode_step, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                (int)sizeof(Shared)));
     int n_layers = timing ? SHAPE_LAYERS : 8;
     if (argc > 3) n_layers = atoi(argv[3]);

@@ -45,6 +45,7 @@ struct decode_args {
     struct decode_scratch x;
     DEV(const struct cuda_slot) slot;
     DEV(struct cuda_result) result;
+    DEV(int32_t) finite;            /* becomes 0 when something was NaN or too large */
     DEV(float) logits;              /* [V] */
     DEV(long long) clocks;          /* NULL, or [stages][blocks][8] (profiling) */
     int32_t n_layers;
@@ -53,6 +54,23 @@ struct decode_args {
     int32_t reserved;
 };
 
-enum { DECODE_THREADS = 640, DECODE_FIXED_BITS = 28 };
+enum {
+    DECODE_THREADS = 640,
+    DECODE_SHARED = 231 * 1024 - 4096, /* bytes of shared memory, all that a block may have */
+    DECODE_FIXED_BITS = 28,
+    DECODE_INNER = 32 /* inner units of an expert per block */
+};
+
+/* Repacks a planar matrix as tiles (decode_pack.cu). */
+enum decode_tile { DECODE_WIDE, DECODE_WIDE_SLICES, DECODE_DOWN, DECODE_BYTE };
+struct decode_pack {
+    DEV(uint8_t) to;
+    struct cuda_mat a, b; /* b.rows 0: none */
+    int32_t interleaved;  /* rows a 0, b 0, a 1, b 1, ...; else b's rows follow a's */
+    int32_t tile;         /* enum decode_tile */
+    int32_t rows;         /* of one matrix, of a alone */
+    int32_t stride;       /* rows of a (and of b) from one of many matrices to the next */
+    uint64_t bytes;       /* of one matrix as tiles */
+};
 
 #endif

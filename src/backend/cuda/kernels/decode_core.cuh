@@ -22,7 +22,7 @@ __host__ __device__ constexpr int row_tiles(int rows) { return (rows + 31) / 32;
 constexpr int GDN_ROWS = CONV + VDIM + 2 * VHEADS, ATTN_ROWS = 2 * QDIM + 2 * KVDIM;
 constexpr int OUT_PARTS = 4;                        /* blocks that share a slice of out */
 constexpr int OUT_TILES = H / 32 / OUT_PARTS;       /* tiles of one of them */
-constexpr int INNER = 32;                           /* inner units of an expert per block */
+constexpr int INNER = DECODE_INNER;
 constexpr int EXPERT_JOBS = SHAPE_EXPERT_WIDTH / INNER, ROUTED_JOBS = TOP_K * EXPERT_JOBS;
 constexpr int SHARED_SLICES = SHAPE_SHARED_WIDTH / INNER;
 constexpr int DOWN_TILES = H / TILE_DOWN_ROWS;      /* of one slice of 32 inputs */
@@ -75,6 +75,8 @@ struct Shared {
     int project_chunks[3], mixer_chunks[2], route_chunks;
     Context context;
 };
+
+static_assert(sizeof(Shared) <= DECODE_SHARED, "fits");
 
 constexpr unsigned SPIN_LIMIT = 1u << 24; /* a wait this long is a fault: the kernel traps */
 

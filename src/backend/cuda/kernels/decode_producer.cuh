@@ -27,7 +27,10 @@ struct Producer {
         unsigned phase = phases >> slot & 1;
         barrier_wait(&s.empty[slot], phase ^ 1);
         unsigned old = flying >> (8 * (DECODE_IN_FLIGHT - 1)) & 0xff;
-        if (old != 0xff) barrier_wait(&s.full[old & 15], old >> 4);
+        /* A slot that has been used again since has surely been landed in; its parity would lie. */
+        if (old != 0xff && (phases >> (old & 15) & 1) != old >> 4) {
+            barrier_wait(&s.full[old & 15], old >> 4);
+        }
         flying = flying << 8 | (unsigned)slot | phase << 4;
         phases ^= 1u << slot;
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(

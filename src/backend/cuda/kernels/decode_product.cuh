@@ -134,8 +134,10 @@ __device__ __forceinline__ void end_step(Worker &w, const Best &mine) {
     __threadfence();
     unsigned long long won = atomicExch(w.a.x.best, 0ull);
     int token = won ? (int)(0xffffffffu - (unsigned)won) : 0;
-    w.a.result->finite = atomicExch(counter + 2, 0u) == 0;
-    w.a.result->token = token;
+    bool bad = atomicExch(counter + 2, 0u) != 0;
+    if (bad) *w.a.finite = 0;
+    w.a.result->finite = !bad;
+    w.a.result->token = w.s.slot.sample ? token : -1;
     if (w.s.slot.sample) *w.s.slot.token = token;
     counter[1] = 0;
 }

@@ -3,12 +3,8 @@
 #include "decode_producer.cuh"
 #include "decode_product.cuh"
 
-#define DECODE_JOIN_(a, b) a##b
-#define DECODE_JOIN(a, b) DECODE_JOIN_(a, b)
-#define DECODE_KERNEL DECODE_JOIN(decode_step_, SHAPE_SUFFIX)
-
 extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 1)
-    DECODE_KERNEL(const __grid_constant__ decode_args a) {
+    decode_step(const __grid_constant__ decode_args a) {
     using namespace decode;
     extern __shared__ __align__(128) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
