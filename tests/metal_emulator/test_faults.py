@@ -168,3 +168,43 @@ def test_two_readers_are_remembered() -> None:
 def test_read_before_write_is_seen() -> None:
     body = "threadgroup uint s[64];\ns[i] += 1;\na[i] = s[i];"
     assert _run_small(_small(body)).kinds() == {"UNINITIALISED"}
+
+
+# ---- cells of several bytes
+
+BYTES = (
+    "device uchar *b = (device uchar *)a;\na[i] = i;\n"
+    "threadgroup_barrier(mem_flags::mem_device);\nb[i] = (uchar)i;\n"
+    "threadgroup_barrier(mem_flags::mem_device);\ndevice ushort *s = (device ushort *)a;\n"
+    "s[i] = (ushort)i;"
+)
+
+
+def test_neighbouring_bytes_are_told_apart() -> None:
+    """Accesses of four bytes, then of one, then of two, by different threads."""
+    assert _run_small(_small(BYTES)).faults == []
+
+
+@pytest.mark.parametrize("barrier", [0, 1])
+@pytest.mark.parametrize("seed", cases.SEEDS)
+def test_races_of_unlike_sizes(barrier: int, seed: int) -> None:
+    parts = BYTES.split("threadgroup_barrier(mem_flags::mem_device);\n")
+    parts[barrier] += parts.pop(barrier + 1)
+    body = "threadgroup_barrier(mem_flags::mem_device);\n".join(parts)
+    assert _run_small(_small(body), seed).kinds() == {"RACE"}
+
+
+def test_usage_to_the_byte() -> None:
+    """Ranges that begin, end and have gaps anywhere in the words that record them."""
+    text = (
+        "#include <metal_stdlib>\nusing namespace metal;\n"
+        "kernel void f(device uchar *a [[buffer(0)]], device const uchar *use [[buffer(1)]],\n"
+        "              uint i [[thread_position_in_grid]]) {\n    if (use[i]) a[i] = 1;\n}\n"
+    )
+    library, rng = Library(text), np.random.default_rng(4)
+    for n, density in ((1, 1.0), (64, 1.0), (200, 0.5), (1000, 0.97), (1000, 0.02)):
+        use, a = (rng.random(n) < density).astype(np.uint8), np.zeros(n, np.uint8)
+        usage = library.run("f", (n,), (min(n, 64),), {0: a, 1: use}).usage
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], use, [0]])))
+        want = list(zip(edges[::2].tolist(), edges[1::2].tolist()))
+        assert usage[0].written == want and usage[1].read == [(0, n)]

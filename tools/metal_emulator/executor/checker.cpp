@@ -1,4 +1,5 @@
-// Shadow memory: for each byte that a kernel may write, who wrote and who read it last.
+// Shadow memory: for each byte that a kernel may write, who wrote and who read it last. Bytes that
+// were only accessed together, two or four aligned ones, share one cell.
 //
 // Two accesses are ordered when the same thread makes both, or a barrier for that kind of memory
 // (mem_device or mem_threadgroup) lies between: of the threadgroup when they share it, of the
@@ -34,13 +35,23 @@ struct Window { // of a binding in its region
     bool writable;
 };
 
+struct Bits { // one a byte; only touched words are ever looked at
+    uint64_t *words = nullptr;
+    uint64_t low = ~(uint64_t)0, high = 0; // touched words: low..high
+};
+
 struct Region { // memory whose accesses are tracked together: allocations that overlap are one
     uintptr_t begin, end;
     Space space;
     std::vector<Window> windows;
-    Cell *cells = nullptr;               // null: read only, so no race is possible
-    std::vector<uint64_t> read, written; // one bit a byte; device memory only
+    Cell *cells = nullptr;             // null: read only, so no race is possible
+    unsigned shift = 0;                // a cell is 1 << shift bytes
+    size_t low = ~(size_t)0, high = 0; // touched cells: low..high - 1
+    Bits read, written;                // device memory only
     uint64_t bytes_read = 0, bytes_written = 0;
+    size_t last_window = 0; // that permitted an access
+
+    size_t size() const { return end - begin; }
 };
 
 struct Variable {
@@ -115,8 +126,45 @@ void check_write(Cell &cell, const Stamp &now, Space space, Place place, const v
     cell.writer = now;
 }
 
-void mark(std::vector<uint64_t> &bits, uint64_t at, size_t count) {
-    for (uint64_t i = at; i < at + count; i++) bits[i / 64] |= (uint64_t)1 << (i % 64);
+template <class T> T *map_zeroed(size_t count) {
+    void *memory = mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) abort();
+    return (T *)memory;
+}
+
+void mark(Bits &bits, uint64_t at, size_t count) {
+    uint64_t first = at / 64, last = (at + count - 1) / 64;
+    bits.low = std::min(bits.low, first);
+    bits.high = std::max(bits.high, last);
+    uint64_t from_first = ~(uint64_t)0 << (at % 64);
+    uint64_t to_last = ~(uint64_t)0 >> (63 - (at + count - 1) % 64);
+    if (first == last) {
+        bits.words[first] |= from_first & to_last;
+        return;
+    }
+    bits.words[first] |= from_first;
+    for (uint64_t i = first + 1; i < last; i++) bits.words[i] = ~(uint64_t)0;
+    bits.words[last] |= to_last;
+}
+
+size_t cells_of(const Region &region, unsigned shift) {
+    return (region.size() >> shift) + 1;
+}
+
+// Smaller cells, because of an access that begins or ends within one.
+void refine(Region &region, uintptr_t offset_and_size) {
+    unsigned shift = region.shift;
+    while ((offset_and_size & (((uintptr_t)1 << shift) - 1)) != 0) shift--;
+    unsigned parts = 1u << (region.shift - shift);
+    Cell *cells = map_zeroed<Cell>(cells_of(region, shift));
+    for (size_t i = region.low; i < region.high; i++)
+        for (unsigned k = 0; k < parts; k++) cells[i * parts + k] = region.cells[i];
+    munmap(region.cells, cells_of(region, region.shift) * sizeof(Cell));
+    region.cells = cells;
+    region.shift = shift;
+    if (region.high > 0) region.low *= parts;
+    region.high *= parts;
 }
 
 Region *find_region(uintptr_t address) {
@@ -137,12 +185,18 @@ Region *find_region(uintptr_t address) {
 }
 
 // The binding that permits the access; a pointer's origin is unknown, so any that covers it may.
-const Window &find_window(const Region &region, uintptr_t address, size_t size, bool write,
+const Window &find_window(Region &region, uintptr_t address, size_t size, bool write,
                           const void *site) {
+    const Window &last = region.windows[region.last_window];
+    if (address >= last.begin && address + size <= last.end && (!write || last.writable))
+        return last;
     const Window *covering = nullptr;
     for (const Window &w : region.windows) {
         if (address < w.begin || address + size > w.end) continue;
-        if (!write || w.writable) return w;
+        if (!write || w.writable) {
+            region.last_window = (size_t)(&w - region.windows.data());
+            return w;
+        }
         covering = &w;
     }
     const Window &nearest = covering != nullptr ? *covering : region.windows.front();
@@ -183,9 +237,15 @@ void access_region(Region &region, uintptr_t address, size_t size, bool write, b
         out_of_bounds(place, "beyond the end of the threadgroup argument", site);
     }
     if (region.cells == nullptr) return;
+    uintptr_t offset = address - region.begin;
+    if (((offset | size) & (((uintptr_t)1 << region.shift) - 1)) != 0)
+        refine(region, offset | size);
     Stamp now = stamp_now(region.space, atomic);
-    for (size_t i = 0; i < size; i++, place.offset++) {
-        Cell &cell = region.cells[address - region.begin + i];
+    size_t first = offset >> region.shift, last = first + (size >> region.shift);
+    region.low = std::min(region.low, first);
+    region.high = std::max(region.high, last);
+    for (size_t i = first; i < last; i++, place.offset += (uint64_t)1 << region.shift) {
+        Cell &cell = region.cells[i];
         if (write)
             check_write(cell, now, region.space, place, site);
         else
@@ -223,7 +283,11 @@ void access_elsewhere(uintptr_t address, size_t size, bool write, const void *si
 }
 
 void add_region(uintptr_t begin, size_t size, Space space, std::vector<Window> windows) {
-    regions.push_back({begin, begin + size, space, std::move(windows), nullptr, {}, {}});
+    Region &region = regions.emplace_back();
+    region.begin = begin;
+    region.end = begin + size;
+    region.space = space;
+    region.windows = std::move(windows);
 }
 
 void add_buffers(const msl_dispatch &dispatch) {
@@ -253,34 +317,45 @@ void add_buffers(const msl_dispatch &dispatch) {
 }
 
 void add_shadow(Region &region) {
-    size_t size = region.end - region.begin;
     bool writable = region.space == space_threadgroup;
     for (const Window &w : region.windows) writable = writable || w.writable;
     if (region.space == space_device) {
-        region.read.resize(size / 64 + 1);
-        region.written.resize(size / 64 + 1);
+        region.read.words = map_zeroed<uint64_t>(region.size() / 64 + 1);
+        if (writable) region.written.words = map_zeroed<uint64_t>(region.size() / 64 + 1);
     }
     if (!writable) return;
-    void *cells = mmap(nullptr, size * sizeof(Cell), PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (cells == MAP_FAILED) abort();
-    region.cells = (Cell *)cells;
+    region.shift = region.begin % 4 == 0 ? 2 : region.begin % 2 == 0 ? 1 : 0;
+    region.cells = map_zeroed<Cell>(cells_of(region, region.shift));
 }
 
-msl_range *ranges_of(const std::vector<uint64_t> &bits, uint64_t first, uint64_t last,
-                     size_t *count, uint64_t *total) {
+void drop_shadow(Region &region) {
+    if (region.cells != nullptr)
+        munmap(region.cells, cells_of(region, region.shift) * sizeof(Cell));
+    for (Bits *bits : {&region.read, &region.written})
+        if (bits->words != nullptr) munmap(bits->words, (region.size() / 64 + 1) * 8);
+    region.cells = nullptr;
+}
+
+// The bits set in [first, last) as ranges that start at `first`.
+msl_range *ranges_of(const Bits &bits, uint64_t first, uint64_t last, size_t *count,
+                     uint64_t *total) {
     std::vector<msl_range> found;
-    for (uint64_t i = first; i < last; i++) {
-        if (bits[i / 64] == 0) {
-            i |= 63; // nothing in this word
-            continue;
-        }
-        if ((bits[i / 64] >> (i % 64) & 1) == 0) continue;
-        if (!found.empty() && found.back().end == i - first)
-            found.back().end++;
+    uint64_t at = std::max(first, bits.low * 64), end = std::min(last, (bits.high + 1) * 64);
+    while (bits.words != nullptr && at < end && bits.low <= bits.high) {
+        uint64_t word = bits.words[at / 64] >> (at % 64), left = 64 - at % 64;
+        uint64_t zeros = word == 0 ? left : std::min((uint64_t)__builtin_ctzll(word), left);
+        at += zeros;
+        if (zeros == left || at >= end) continue;
+        word >>= zeros;
+        left -= zeros;
+        uint64_t ones = ~word == 0 ? left : std::min((uint64_t)__builtin_ctzll(~word), left);
+        ones = std::min(ones, end - at);
+        if (!found.empty() && found.back().end == at - first)
+            found.back().end += ones;
         else
-            found.push_back({i - first, i - first + 1});
-        ++*total;
+            found.push_back({at - first, at - first + ones});
+        *total += ones;
+        at += ones;
     }
     *count = found.size();
     msl_range *copy = (msl_range *)malloc((found.size() + 1) * sizeof *copy);
@@ -378,9 +453,7 @@ void checker_end(msl_report *report) {
             for (const Window &w : region.windows)
                 add_usage(region, w, std::min(region.end, w.end) - w.base,
                           &report->usage[report->usage_count++]);
-        if (region.cells != nullptr)
-            munmap(region.cells, (region.end - region.begin) * sizeof(Cell));
-        region.cells = nullptr;
+        drop_shadow(region);
     }
 }
 

@@ -54,12 +54,18 @@ struct Fiber {
 struct Simdgroup {
     unsigned first, count; // fibers
     msl_simd_round round;
-    unsigned char staged[32][64]; // values of lanes that wait; a round takes those of one site
-    unsigned sizes[32];
+    // Values of the round being read, and of lanes that wait: these two take turns.
+    alignas(16) unsigned char values[2][32][64];
+    unsigned next;    // index of the latter
+    unsigned arrived; // lanes that wait
+    const void *site; // of the first of them
+    bool one_site;    // and of all others
 };
 
 constexpr int meeting = -1;
 constexpr size_t stack_size = 128 * 1024;
+// Stacks start at different distances from their page, else all would meet in a few cache lines.
+constexpr size_t stack_colours = 64, stack_colour = 13 * 64;
 
 struct Machine {
     std::vector<Fiber> fibers;

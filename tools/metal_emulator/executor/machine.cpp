@@ -41,8 +41,19 @@ Simdgroup &simdgroup_of(const Fiber &fiber) {
 
 namespace {
 
+// On to the next lane that can run, or to the scheduler. From lane to lane directly: the processor
+// then foresees where the switch returns to.
 void leave_fiber() {
-    msl_switch(&machine.current->stack_pointer, machine.scheduler);
+    Fiber &me = *machine.current;
+    const Simdgroup &simdgroup = simdgroup_of(me);
+    Fiber *end = &machine.fibers[simdgroup.first] + simdgroup.count;
+    for (Fiber *next = &me + 1; next < end && !machine.stopped; next++)
+        if (next->state == State::ready) {
+            machine.current = next;
+            msl_switch(&me.stack_pointer, next->stack_pointer);
+            return;
+        }
+    msl_switch(&me.stack_pointer, machine.scheduler);
 }
 
 void fiber_main() {
@@ -60,6 +71,15 @@ void resume(Fiber &fiber) {
 
 void wait(State state, const void *site, int flags) {
     Fiber &me = *machine.current;
+    if (state != State::group_barrier) {
+        Simdgroup &simdgroup = simdgroup_of(me);
+        if (simdgroup.arrived++ == 0) {
+            simdgroup.site = site;
+            simdgroup.one_site = true;
+        } else if (simdgroup.site != site) {
+            simdgroup.one_site = false;
+        }
+    }
     me.state = state;
     me.site = site;
     me.flags = flags;
@@ -75,6 +95,8 @@ void fault_at(Fiber &fiber, msl_fault_kind kind, const char *detail) {
 // The lanes that wait at one place: the first in the code, so that lanes that branched off meet
 // the others again where the branch ends.
 unsigned waiting_lanes(const Simdgroup &simdgroup, unsigned *leader) {
+    if (simdgroup.arrived == simdgroup.count && simdgroup.one_site)
+        return ~0u >> (MSL_SIMD_WIDTH - simdgroup.count);
     unsigned mask = 0;
     const void *site = nullptr;
     for (unsigned lane = 0; lane < simdgroup.count; lane++) {
@@ -90,6 +112,20 @@ unsigned waiting_lanes(const Simdgroup &simdgroup, unsigned *leader) {
     return mask;
 }
 
+// After some of the waiting lanes went on.
+void recount(Simdgroup &simdgroup) {
+    if (simdgroup.arrived == 0) return;
+    bool first = true;
+    simdgroup.one_site = true;
+    for (unsigned lane = 0; lane < simdgroup.count; lane++) {
+        const Fiber &f = machine.fibers[simdgroup.first + lane];
+        if (f.state != State::simd_operation && f.state != State::simd_barrier) continue;
+        if (first) simdgroup.site = f.site;
+        if (f.site != simdgroup.site) simdgroup.one_site = false;
+        first = false;
+    }
+}
+
 void release(Simdgroup &simdgroup, unsigned number, unsigned mask, unsigned leader) {
     Fiber &first = machine.fibers[simdgroup.first + leader];
     bool barrier = first.state == State::simd_barrier;
@@ -103,11 +139,17 @@ void release(Simdgroup &simdgroup, unsigned number, unsigned mask, unsigned lead
     } else {
         machine.report->simd_operations++;
     }
+    unsigned char(*from)[64] = simdgroup.values[simdgroup.next];
+    bool all = simdgroup.arrived == (unsigned)__builtin_popcount(mask);
+    if (all) simdgroup.next ^= 1; // else the values of those that go on waiting stay where they are
+    simdgroup.round.payload = simdgroup.values[simdgroup.next ^ 1];
     for (unsigned lane = 0; lane < simdgroup.count; lane++) {
         if ((mask >> lane & 1) == 0) continue;
-        memcpy(simdgroup.round.payload[lane], simdgroup.staged[lane], simdgroup.sizes[lane]);
+        if (!all) memcpy(simdgroup.round.payload[lane], from[lane], sizeof from[lane]);
         machine.fibers[simdgroup.first + lane].state = State::ready;
     }
+    simdgroup.arrived -= (unsigned)__builtin_popcount(mask);
+    recount(simdgroup);
     simdgroup.round.mask = mask;
     simdgroup.round.done = 0;
 }
@@ -193,6 +235,7 @@ void prepare_group(unsigned threads) {
         unsigned first = i * MSL_SIMD_WIDTH;
         machine.simdgroups[i].first = first;
         machine.simdgroups[i].count = std::min(threads - first, (unsigned)MSL_SIMD_WIDTH);
+        machine.simdgroups[i].arrived = 0;
     }
     for (unsigned i = 0; i < threads; i++) {
         Fiber &fiber = machine.fibers[i];
@@ -200,7 +243,7 @@ void prepare_group(unsigned threads) {
         fiber.state = State::ready;
         fiber.depth = 0;
         // As if fiber_main had been called: aligned to 16 with a return address on top.
-        void **top = (void **)(fiber.stack + stack_size - 64);
+        void **top = (void **)(fiber.stack + stack_size - 64 - i % stack_colours * stack_colour);
         *--top = nullptr;
         *--top = (void *)fiber_main;
         for (int k = 0; k < 6; k++) *--top = nullptr;
@@ -230,8 +273,7 @@ extern "C" unsigned msl_lane() {
 extern "C" msl_simd_round *msl_simd_exchange(const void *value, unsigned size, const void *site) {
     msl::Fiber &me = *machine.current;
     msl::Simdgroup &simdgroup = msl::simdgroup_of(me);
-    memcpy(simdgroup.staged[me.context.lane], value, size);
-    simdgroup.sizes[me.context.lane] = size;
+    memcpy(simdgroup.values[simdgroup.next][me.context.lane], value, size);
     msl::wait(msl::State::simd_operation, site, 0);
     return &simdgroup.round;
 }
@@ -282,7 +324,6 @@ extern "C" void msl_threadgroup_barrier(const void *site, int flags) {
     msl::wait(msl::State::group_barrier, site, flags);
 }
 extern "C" void msl_simdgroup_barrier(const void *site, int flags) {
-    msl::simdgroup_of(*machine.current).sizes[machine.current->context.lane] = 0;
     msl::wait(msl::State::simd_barrier, site, flags);
 }
 extern "C" void msl_inactive_lane(const void *site) {

@@ -70,6 +70,7 @@ METAL_FUNC void simdgroup_store(const simdgroup_matrix<T, 8, 8> &m, U *p, ulong 
         p[detail::fragment_index(i, per_row, origin, transpose)] = m.thread_elements()[i];
 }
 
+#pragma clang attribute push(__attribute__((no_sanitize("thread"))), apply_to = function)
 namespace detail {
 struct Operands {
     float a[2], b[2];
@@ -117,5 +118,7 @@ inline void simdgroup_multiply(simdgroup_matrix<D, 8, 8> &d, const simdgroup_mat
                                const simdgroup_matrix<B, 8, 8> &b) {
     simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8>((D)0));
 }
+
+#pragma clang attribute pop
 
 } // namespace metal

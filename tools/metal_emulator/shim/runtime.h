@@ -3,9 +3,9 @@
 
 // The values exchanged in one simd operation; valid until the lane blocks again.
 struct msl_simd_round {
-    unsigned mask; // lanes that take part
-    int done;      // a lane has already computed `result` for all
-    alignas(16) unsigned char payload[32][64];
+    unsigned mask;                // lanes that take part
+    int done;                     // a lane has already computed `result` for all
+    unsigned char (*payload)[64]; // of each lane
     alignas(16) unsigned char result[512];
 };
 

@@ -15,6 +15,8 @@ MSL_COLLECTIVE inline void simdgroup_barrier(mem_flags flags) {
     msl_simdgroup_barrier(MSL_SITE, (int)flags);
 }
 
+// What follows exchanges registers: the executor's memory and stacks, which need no checks.
+#pragma clang attribute push(__attribute__((no_sanitize("thread"))), apply_to = function)
 namespace detail {
 template <class T> inline const T &lane_value(const msl_simd_round *round, unsigned lane) {
     static_assert(sizeof(T) <= sizeof round->payload[0], "value too large for a simd operation");
@@ -136,4 +138,5 @@ MSL_COLLECTIVE inline bool simd_is_first() {
     return (int)msl_lane() == __builtin_ctz(mask);
 }
 
+#pragma clang attribute pop
 } // namespace metal
