@@ -162,7 +162,7 @@ static Model make_model(int n_layers) {
                      cudaMemcpyHostToDevice));
     m.a.layers = m.table;
     decode_scratch &x = m.a.x;
-    CHECK(cudaMalloc(&x.h, H * 8));
+    CHECK(cudaMalloc(&x.h, 4 * H * 8));
     CHECK(cudaMalloc(&x.proj, (size_t)std::max(GDN_TILES, ATTN_TILES) * 32 * 4));
     CHECK(cudaMalloc(&x.scores, (EXPERTS + 1) * 4));
     CHECK(cudaMalloc(&x.shared, SHAPE_SHARED_WIDTH * 4));
@@ -541,9 +541,15 @@ static void check(Model &m, int n_layers, int pos, int capacity) {
     plain_step(m, q, p, 0, token, pos, n_layers);
     float gap;
     CHECK(cudaMemcpy(&gap, p.gap, 4, cudaMemcpyDeviceToHost));
-    std::vector<long long> fixed = fetch_array(m.a.x.h, H);
+    std::vector<long long> fixed = fetch_array(m.a.x.h, COPIES * H);
     std::vector<float> h;
-    for (long long v : fixed) h.push_back((float)v / ONE);
+    for (int i = 0; i < H; i++) {
+        long long sum = 0;
+        for (int copy = 0; copy < COPIES; copy++) {
+            sum += fixed[(size_t)((i / 128 * COPIES + copy) * 128 + i % 128)];
+        }
+        h.push_back((float)sum / ONE);
+    }
     bool attention = n_layers % SHAPE_ATTENTION_EVERY == 0;
     int rows = attention ? ATTN_ROWS : GDN_ROWS;
     double e;

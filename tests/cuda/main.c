@@ -68,7 +68,7 @@ static bool asked(int argc, char **argv, int first, const char *group) {
 
 /* Everything that was asked for, in sizes that suit the model and the card. */
 static void run(const struct bench_model *b, int argc, char **argv, int first) {
-    static const int32_t few[] = {1, 9, 17, 65}, some[] = {1, 2, 9, 17, 65, 129, 300};
+    static const int32_t few[] = {1, 9, 33}, some[] = {1, 2, 9, 17, 65, 129, 300};
     static const int32_t many[] = {1,  2,  3,  7,   8,   9,   15,  16,  17,  31,  33,
                                    63, 64, 65, 127, 129, 200, 255, 300, 513, 1000};
     bool small = b->emulated, large = b->vocab > 100000;
@@ -81,7 +81,7 @@ static void run(const struct bench_model *b, int argc, char **argv, int first) {
         size_t bytes = small ? sizeof few : large ? sizeof some : sizeof many;
         check_logits(b, lengths, (int32_t)(bytes / sizeof *lengths));
     }
-    if (asked(argc, argv, first, "cuts")) check_cuts(b, small ? 66 : 700);
+    if (asked(argc, argv, first, "cuts")) check_cuts(b, small ? 40 : 700);
     if (asked(argc, argv, first, "states")) check_states(b, small ? 10 : 200);
     if (asked(argc, argv, first, "batch")) check_batch(b, small ? 5 : 8, small ? 1 : 8);
     if (asked(argc, argv, first, "sampling")) check_sampling(b, small ? 3 : 48, !large);

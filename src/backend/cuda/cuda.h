@@ -211,7 +211,8 @@ struct cuda_run {
     CUdeviceptr slots_device;
     int32_t n_slots;
     int32_t rows_per_slot; /* 1: decode; rows = n_slots * rows_per_slot */
-    bool prompt;           /* products by tensor cores from bf16; else float32 throughout */
+    bool prompt;           /* of one slot: tokens from x.ids, softmax over tiles of the context */
+    bool matrix;           /* products by tensor cores from bf16; else float32 throughout */
 };
 static inline int32_t cuda_run_rows(const struct cuda_run *run) {
     return run->n_slots * run->rows_per_slot;

@@ -9,28 +9,28 @@
 /* Shared memory of a grouped product's tile of so many rows, see kernels/gemm.cuh. */
 #define TILE_SHARED(rows) (2 * ((rows)*128 + 128 * 128))
 
-enum { FLASH_SHARED = 64 * 512 + 4 * 32 * 512, MATVEC_BATCH = 4, MAX_COLS = 8192 };
+enum { FLASH_SHARED = 64 * 512 + 4 * 32 * 512, THIN_SHARED = 32 * 1024 + 32 * 16, MAX_COLS = 4096 };
 
 /* field, file, kernel, dynamic shared memory at most */
 #define KERNEL_MAP(XX)                                                                             \
     XX(embed, "portable_norm", "embed", 0)                                                         \
     XX(norm, "portable_norm", "rms_norm", 0)                                                       \
     XX(check_finite, "portable_norm", "check_finite", 0)                                           \
-    XX(gemm[0], "portable_gemm", "gemm_16", TILE_SHARED(16))                                       \
-    XX(gemm[1], "portable_gemm", "gemm_32", TILE_SHARED(32))                                       \
-    XX(gemm[2], "portable_gemm", "gemm_64", TILE_SHARED(64))                                       \
-    XX(gemm[3], "portable_gemm", "gemm_128", TILE_SHARED(128))                                     \
-    XX(experts_up[0], "portable_gemm", "experts_up_16", TILE_SHARED(16))                           \
-    XX(experts_up[1], "portable_gemm", "experts_up_32", TILE_SHARED(32))                           \
-    XX(experts_up[2], "portable_gemm", "experts_up_64", TILE_SHARED(64))                           \
-    XX(experts_up[3], "portable_gemm", "experts_up_128", TILE_SHARED(128))                         \
-    XX(experts_down[0], "portable_gemm", "experts_down_16", TILE_SHARED(16))                       \
-    XX(experts_down[1], "portable_gemm", "experts_down_32", TILE_SHARED(32))                       \
-    XX(experts_down[2], "portable_gemm", "experts_down_64", TILE_SHARED(64))                       \
-    XX(experts_down[3], "portable_gemm", "experts_down_128", TILE_SHARED(128))                     \
-    XX(small, "portable_small", "small", 0)                                                        \
-    XX(matvec[0], "portable_matvec", "matvec_1", MAX_COLS * 4)                                     \
-    XX(matvec[1], "portable_matvec", "matvec_4", MATVEC_BATCH *MAX_COLS / 2 * 4)                   \
+    XX(gemm[0], "portable_gemm", "gemm_64", TILE_SHARED(64))                                       \
+    XX(gemm[1], "portable_gemm", "gemm_128", TILE_SHARED(128))                                     \
+    XX(experts_up[0], "portable_gemm", "experts_up_64", TILE_SHARED(64))                           \
+    XX(experts_up[1], "portable_gemm", "experts_up_128", TILE_SHARED(128))                         \
+    XX(experts_down[0], "portable_gemm", "experts_down_64", TILE_SHARED(64))                       \
+    XX(experts_down[1], "portable_gemm", "experts_down_128", TILE_SHARED(128))                     \
+    XX(thin[0], "portable_thin", "thin_16", THIN_SHARED)                                           \
+    XX(thin[1], "portable_thin", "thin_32", THIN_SHARED)                                           \
+    XX(thin_up[0], "portable_thin", "thin_up_16", THIN_SHARED)                                     \
+    XX(thin_up[1], "portable_thin", "thin_up_32", THIN_SHARED)                                     \
+    XX(thin_down[0], "portable_thin", "thin_down_16", THIN_SHARED)                                 \
+    XX(thin_down[1], "portable_thin", "thin_down_32", THIN_SHARED)                                 \
+    XX(small[0], "portable_small", "small_16", 0)                                                  \
+    XX(small[1], "portable_small", "small_32", 0)                                                  \
+    XX(matvec, "portable_matvec", "matvec_1", MAX_COLS * 4)                                        \
     XX(slot_experts_up, "portable_matvec", "slot_experts_up", 0)                                   \
     XX(slot_experts_down, "portable_matvec", "slot_experts_down", 0)                               \
     XX(attention_rows, "portable_attention", "attention_rows", 0)                                  \
@@ -51,8 +51,9 @@ enum { FLASH_SHARED = 64 * 512 + 4 * 32 * 512, MATVEC_BATCH = 4, MAX_COLS = 8192
 
 struct cuda_portable {
     CUfunction embed, norm, check_finite;
-    CUfunction gemm[4], experts_up[4], experts_down[4]; /* tiles of 16, 32, 64, 128 rows */
-    CUfunction small, matvec[2];                        /* one row, four rows at a time */
+    CUfunction gemm[2], experts_up[2], experts_down[2]; /* tiles of 64, 128 rows */
+    CUfunction thin[2], thin_up[2], thin_down[2];       /* 16, 32 rows, codes of 4 bits */
+    CUfunction small[2], matvec;
     CUfunction slot_experts_up, slot_experts_down;
     CUfunction attention_rows, flash, attention_part, attention_join;
     CUfunction convolve, gates, delta_scan, gated_norm;
@@ -113,50 +114,65 @@ int cuda_trace(struct backend_model *m, const struct cuda_run *run, enum stage s
 
 /* ---- products -------------------------------------------------------------------------------- */
 
+/* Heights of tiles: thin[0], thin[1], gemm[0], gemm[1] and their like. */
 static const int32_t TILE_ROWS[] = {16, 32, 64, 128};
+enum { FIRST_WIDE = 2 };
 
 /* The tallest tile that the rows fill and that leaves work for every multiprocessor. */
-static int tile_for(const struct backend_model *m, int32_t rows, int32_t columns) {
+static int tile_for(const struct backend_model *m, int32_t rows, struct cuda_mat w) {
     int tile = rows > 64 ? 3 : rows > 32 ? 2 : rows > 16 ? 1 : 0;
-    while (tile > 1 &&
-           blocks(rows, TILE_ROWS[tile]) * blocks(columns, 128) < (unsigned)m->processors) {
-        tile--;
-    }
-    return tile;
+    if (tile == 3 && blocks(rows, 128) * blocks(w.rows, 128) < (unsigned)m->processors) tile = 2;
+    return w.bits == 4 || tile >= FIRST_WIDE ? tile : FIRST_WIDE;
 }
 
-/* out[r] = w . in[r], out rows ldo floats apart. in_bf is read for prompts, in for decode. */
+/* Warps of a block where each computes eight of n outputs: fewer where that leaves processors idle.
+ */
+static unsigned warps_for(const struct backend_model *m, unsigned row_blocks, int32_t n) {
+    unsigned warps = 8;
+    while (warps > 1 && row_blocks * blocks(n, 8 * (int32_t)warps) < (unsigned)m->processors) {
+        warps /= 2;
+    }
+    return warps;
+}
+
+/* out[r] = w . in[r], out rows ldo floats apart. in_bf is read where products are by tensor cores,
+ * else in. */
 static int product(struct backend_model *m, const struct cuda_run *run, struct cuda_mat w,
                    CUdeviceptr in, CUdeviceptr in_bf, CUdeviceptr out, int32_t ldo, int32_t rows,
                    lily_err *err) {
-    if (run->prompt) {
-        int t = tile_for(m, rows, w.rows);
-        return launch(m, m->portable->gemm[t], blocks(rows, TILE_ROWS[t]), blocks(w.rows, 128), 1,
-                      256, TILE_SHARED((size_t)TILE_ROWS[t]), ARGS(&in_bf, &w, &out, &ldo, &rows),
-                      err);
+    const struct cuda_portable *k = m->portable;
+    if (!run->matrix) {
+        unsigned all = blocks(w.rows, 16), most = (unsigned)m->processors * 6;
+        return launch(m, k->matvec, all < most ? all : most, (unsigned)rows, 1, 256,
+                      (size_t)w.cols * sizeof(float), ARGS(&w, &in, &out, &ldo, &rows), err);
     }
-    bool one = rows == 1;
-    size_t shared = (one ? 1 : MATVEC_BATCH) * (size_t)w.cols * sizeof(float);
-    unsigned all = blocks(w.rows, 16), most = (unsigned)m->processors * 6;
-    return launch(m, m->portable->matvec[one ? 0 : 1], all < most ? all : most,
-                  blocks(rows, one ? 1 : MATVEC_BATCH), 1, 256, shared,
-                  ARGS(&w, &in, &out, &ldo, &rows), err);
+    int t = tile_for(m, rows, w);
+    unsigned row_blocks = blocks(rows, TILE_ROWS[t]);
+    if (t < FIRST_WIDE) {
+        unsigned warps = warps_for(m, row_blocks, w.rows);
+        return launch(m, k->thin[t], row_blocks, blocks(w.rows, 8 * (int32_t)warps), 1, 32 * warps,
+                      THIN_SHARED, ARGS(&in_bf, &w, &out, &ldo, &rows), err);
+    }
+    return launch(m, k->gemm[t - FIRST_WIDE], row_blocks, blocks(w.rows, 128), 1, 256,
+                  TILE_SHARED((size_t)TILE_ROWS[t]), ARGS(&in_bf, &w, &out, &ldo, &rows), err);
 }
 
 /* The same in near float32 accuracy for small matrices: out[r][w.rows]. */
 static int small_product(struct backend_model *m, const struct cuda_run *run, struct cuda_mat w,
                          CUdeviceptr in, CUdeviceptr out, lily_err *err) {
     int32_t rows = cuda_run_rows(run);
-    if (!run->prompt) return product(m, run, w, in, 0, out, w.rows, rows, err);
-    return launch(m, m->portable->small, blocks(rows, 64), blocks(w.rows, 64), 1, 128, 0,
-                  ARGS(&in, &w, &out, &rows), err);
+    if (!run->matrix) return product(m, run, w, in, 0, out, w.rows, rows, err);
+    int t = rows > 16;
+    unsigned row_blocks = blocks(rows, TILE_ROWS[t]), warps = warps_for(m, row_blocks, w.rows);
+    return launch(m, m->portable->small[t], row_blocks, blocks(w.rows, 8 * (int32_t)warps), 1,
+                  32 * warps, 0, ARGS(&in, &w, &out, &rows), err);
 }
 
-/* x += add where add is given; normed rows as float32, and as bf16 for prompts. */
+/* x += add where add is given; normed rows as float32, and as bf16 for tensor cores. */
 static int norm(struct backend_model *m, const struct cuda_run *run, CUdeviceptr add,
                 CUdeviceptr weight, int32_t first, int32_t rows, lily_err *err) {
     struct cuda_scratch *x = &m->x;
-    CUdeviceptr rounded = run->prompt ? x->normed_bf : 0;
+    CUdeviceptr rounded = run->matrix ? x->normed_bf : 0;
     return launch(m, m->portable->norm, (unsigned)rows, 1, 1, 256, 0,
                   ARGS(&x->x, &add, &weight, &x->normed, &rounded, &first), err);
 }
@@ -196,8 +212,8 @@ static int deltanet(struct backend_model *m, const struct cuda_run *run, int32_t
     struct cuda_scratch *x = &m->x;
     int32_t rows = cuda_run_rows(run), width = m->proj_width;
     CUdeviceptr weight = w->gdn_norm;
-    CUdeviceptr mix = run->prompt && !m->options.trace ? 0 : x->mix;
-    CUdeviceptr mix_bf = run->prompt ? x->mix_bf : 0;
+    CUdeviceptr mix = run->matrix && !m->options.trace ? 0 : x->mix;
+    CUdeviceptr mix_bf = run->matrix ? x->mix_bf : 0;
     int rc = product(m, run, w->qkvz, x->normed, x->normed_bf, x->wide, width, rows, err);
     if (rc == LILY_OK) rc = small_product(m, run, w->ba, x->normed, x->scores, err);
     if (rc == LILY_OK) rc = deltanet_core(m, run, l, err);
@@ -240,7 +256,7 @@ static int attend(struct backend_model *m, const struct cuda_run *run, int32_t k
                     ARGS(&x->queries, &slots, &kind, &x->partial), err);
     if (rc != LILY_OK) return rc;
     return launch(m, k->attention_join, (unsigned)s->q_heads, n, 1, 256, 0,
-                  ARGS(&x->partial, &x->wide, &width, &slots, &mix), err);
+                  ARGS(&x->partial, &x->wide, &width, &slots, &mix, &mix_bf), err);
 }
 
 static int attention(struct backend_model *m, const struct cuda_run *run, int32_t l,
@@ -252,8 +268,8 @@ static int attention(struct backend_model *m, const struct cuda_run *run, int32_
     int32_t rows = cuda_run_rows(run), width = m->proj_width, each = run->rows_per_slot;
     int32_t kind = shape_kind_index(s, l);
     CUdeviceptr q_norm = w->q_norm, k_norm = w->k_norm;
-    CUdeviceptr mix = run->prompt && !m->options.trace ? 0 : x->mix;
-    CUdeviceptr mix_bf = run->prompt ? x->mix_bf : 0;
+    CUdeviceptr mix = run->matrix && !m->options.trace ? 0 : x->mix;
+    CUdeviceptr mix_bf = run->matrix ? x->mix_bf : 0;
     int rc = product(m, run, w->qkv, x->normed, x->normed_bf, x->wide, width, rows, err);
     if (rc == LILY_OK) {
         rc = launch(m, m->portable->attention_rows, (unsigned)rows, 1, 1, 256, 0,
@@ -284,29 +300,46 @@ static struct cuda_groups groups_of(const struct backend_model *m) {
         .begin = begin, .blocks = count + sizeof(int32_t), .n_blocks = count, .pairs = m->x.pairs};
 }
 
-/* One grouped pair of products: hidden = silu(gate in) * (up in), out = down hidden. n: most
- * blocks.
- */
-static int expert_products(struct backend_model *m, int t, unsigned n, struct cuda_mat gate,
-                           struct cuda_mat up, struct cuda_mat down, struct cuda_groups groups,
-                           int32_t inner, CUdeviceptr hidden, CUdeviceptr out, lily_err *err) {
+/* One grouped pair of products: hidden = silu(gate in) * (up in), out = down hidden, in tiles of
+ * TILE_ROWS[t] rows. n: most blocks of rows; filled: about how many there are. */
+static int expert_products(struct backend_model *m, int t, unsigned n, unsigned filled,
+                           struct cuda_mat gate, struct cuda_mat up, struct cuda_mat down,
+                           struct cuda_groups groups, int32_t inner, CUdeviceptr hidden,
+                           CUdeviceptr out, lily_err *err) {
     const struct cuda_portable *k = m->portable;
-    size_t shared = TILE_SHARED((size_t)TILE_ROWS[t]);
-    int rc = launch(m, k->experts_up[t], n, blocks(inner, 64), 1, 256, shared,
-                    ARGS(&m->x.normed_bf, &gate, &up, &groups, &hidden, &inner), err);
+    int32_t h = model_shape(m)->hidden, wide = t - FIRST_WIDE;
+    void **up_args = ARGS(&m->x.normed_bf, &gate, &up, &groups, &hidden, &inner);
+    void **down_args = ARGS(&hidden, &down, &groups, &out);
+    if (wide >= 0) {
+        size_t shared = TILE_SHARED((size_t)TILE_ROWS[t]);
+        int rc = launch(m, k->experts_up[wide], n, blocks(inner, 64), 1, 256, shared, up_args, err);
+        if (rc != LILY_OK) return rc;
+        return launch(m, k->experts_down[wide], n, blocks(h, 128), 1, 256, shared, down_args, err);
+    }
+    unsigned warps = warps_for(m, filled, inner);
+    int rc = launch(m, k->thin_up[t], n, blocks(inner, 8 * (int32_t)warps), 1, 32 * warps,
+                    THIN_SHARED, up_args, err);
     if (rc != LILY_OK) return rc;
-    return launch(m, k->experts_down[t], n, blocks(model_shape(m)->hidden, 128), 1, 256, shared,
-                  ARGS(&hidden, &down, &groups, &out), err);
+    warps = warps_for(m, filled, h);
+    return launch(m, k->thin_down[t], n, blocks(h, 8 * (int32_t)warps), 1, 32 * warps, THIN_SHARED,
+                  down_args, err);
+}
+
+/* A tile that fits the widths of codes of all three. */
+static int tile_for_codes(int t, struct cuda_mat gate, struct cuda_mat up, struct cuda_mat down) {
+    bool narrow = gate.bits == 4 && up.bits == 4 && down.bits == 4;
+    return narrow || t >= FIRST_WIDE ? t : FIRST_WIDE;
 }
 
 /* Grouped by expert on the device; the host knows only how many blocks there can be. */
-static int experts_prompt(struct backend_model *m, const struct cuda_run *run, int32_t l,
-                          lily_err *err) {
+static int experts_grouped(struct backend_model *m, const struct cuda_run *run, int32_t l,
+                           lily_err *err) {
     const struct shape *s = model_shape(m);
     const struct cuda_layer *w = &m->dw.layer[l];
     struct cuda_scratch *x = &m->x;
     int32_t rows = cuda_run_rows(run), pairs = rows * s->top_k, mean = pairs / s->experts;
     int t = mean > 160 ? 3 : mean > 24 ? 2 : mean > 12 ? 1 : 0;
+    t = tile_for_codes(t, w->gate, w->up, w->down);
     int32_t height = TILE_ROWS[t], filled = pairs < s->experts ? pairs : s->experts;
     struct cuda_groups groups = groups_of(m);
     CUdeviceptr begin = groups.begin, list = groups.blocks, count = groups.n_blocks;
@@ -314,15 +347,17 @@ static int experts_prompt(struct backend_model *m, const struct cuda_run *run, i
                     ARGS(&x->routing, &rows, &height, &begin, &list, &count, &x->pairs, &x->places),
                     err);
     if (rc != LILY_OK) return rc;
-    rc = expert_products(m, t, (unsigned)(pairs / height + filled), w->gate, w->up, w->down, groups,
-                         s->expert_width, x->hidden, x->wide, err);
+    rc = expert_products(m, t, (unsigned)(pairs / height + filled), (unsigned)filled, w->gate,
+                         w->up, w->down, groups, s->expert_width, x->hidden, x->wide, err);
     if (rc != LILY_OK) return rc;
 
     CUdeviceptr own = x->hidden + (size_t)pairs * (size_t)s->expert_width * 2;
     struct cuda_groups all = {.n_rows = rows};
-    t = tile_for(m, rows, 2 * s->shared_width);
-    rc = expert_products(m, t, blocks(rows, TILE_ROWS[t]), w->shared_gate, w->shared_up,
-                         w->shared_down, all, s->shared_width, own, x->out, err);
+    t = tile_for_codes(tile_for(m, rows, w->shared_gate), w->shared_gate, w->shared_up,
+                       w->shared_down);
+    unsigned shared = blocks(rows, TILE_ROWS[t]);
+    rc = expert_products(m, t, shared, shared, w->shared_gate, w->shared_up, w->shared_down, all,
+                         s->shared_width, own, x->out, err);
     if (rc != LILY_OK) return rc;
     bool trace = m->options.trace != NULL;
     CUdeviceptr routed = trace ? x->delta : 0, always = trace ? x->mix : 0;
@@ -363,7 +398,7 @@ static int experts(struct backend_model *m, const struct cuda_run *run, int32_t 
                     ARGS(&x->scores, &x->routing, &rows), err);
     }
     if (rc == LILY_OK) {
-        rc = run->prompt ? experts_prompt(m, run, l, err) : experts_decode(m, run, l, err);
+        rc = run->matrix ? experts_grouped(m, run, l, err) : experts_decode(m, run, l, err);
     }
     if (rc != LILY_OK || !m->options.trace) return rc;
     rc = cuda_trace(m, run, STAGE_ROUTER, l, x->routing, 2 * (size_t)s->top_k, 2 * s->top_k, err);

@@ -19,8 +19,12 @@ static bool takes(const struct backend_model *m, const struct cuda_step *step) {
 
 static int queue(struct backend_model *m, struct cuda_step *step, lily_err *err) {
     int32_t n = step->n, hidden = model_shape(m)->hidden;
-    struct cuda_run run = {
-        .slots = step->slots, .slots_device = step->slots_device, .n_slots = n, .rows_per_slot = 1};
+    /* One row is as fast in float32; for several the tensor cores read the codes once. */
+    struct cuda_run run = {.slots = step->slots,
+                           .slots_device = step->slots_device,
+                           .n_slots = n,
+                           .rows_per_slot = 1,
+                           .matrix = n > 1};
     bool head = false;
     for (int32_t i = 0; i < n; i++) head |= step->slots[i].sample || step->slots[i].want_logits;
     int rc = cuda_run_layers(m, &run, err);

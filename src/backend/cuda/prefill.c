@@ -82,7 +82,8 @@ static int run_chunk(struct backend_session *s, const struct prefill_step *step,
                            .slots_device = m->prompt_slot_device,
                            .n_slots = 1,
                            .rows_per_slot = n,
-                           .prompt = true};
+                           .prompt = true,
+                           .matrix = true};
     int rc = send(s, step->ids, n, err);
     if (rc == LILY_OK) rc = cuda_run_layers(m, &run, err);
     if (rc == LILY_OK) rc = cuda_check_rows(m, m->x.x, n, hidden, n, flag, err);

@@ -120,6 +120,9 @@ inline int __popc(unsigned x) {
 template <class T> T __shfl_xor_sync(unsigned, T x, int step) {
     return emulator::exchange(x)[emulator::lane() ^ step];
 }
+template <class T> T __shfl_sync(unsigned, T x, int from) {
+    return emulator::exchange(x)[from];
+}
 inline unsigned __ballot_sync(unsigned, bool x) {
     auto all = emulator::exchange((int)x);
     unsigned mask = 0;

@@ -9,6 +9,6 @@ struct embedded {
 extern const struct embedded cuda_embedded[];
 #define FILE(name)                                                                                 \
     { "mini", "portable_" name, "mini/portable_" name }
-const struct embedded cuda_embedded[] = {FILE("attention"), FILE("deltanet"), FILE("gemm"),
-                                         FILE("matvec"),    FILE("moe"),      FILE("norm"),
-                                         FILE("sample"),    FILE("small"),    {NULL, NULL, NULL}};
+const struct embedded cuda_embedded[] = {
+    FILE("attention"), FILE("deltanet"), FILE("gemm"),   FILE("matvec"), FILE("moe"),
+    FILE("norm"),      FILE("thin"),     FILE("sample"), FILE("small"),  {NULL, NULL, NULL}};

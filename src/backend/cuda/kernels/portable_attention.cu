@@ -253,24 +253,34 @@ KERNEL __launch_bounds__(PART_THREADS)
     for (int h = 0; h < KV_GROUP; h++) top[h] = -INFINITY;
     for (int from = first; from < end; from += BLOCK) {
         int n = min(BLOCK, end - from);
-        for (int t = warp; t < n; t += PART_THREADS / 32) {
-            uint4 packed = __ldg((const uint4 *)(keys + (int64_t)(from + t) * HEAD) + lane);
-            const uint32_t w[4] = {packed.x, packed.y, packed.z, packed.w};
-            float k[8];
+#pragma unroll 2
+        for (int t0 = warp * 8; t0 < warp * 8 + 8; t0 += 4) { /* four rows on their way at once */
+            uint4 packed[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                k[2 * i] = __uint_as_float(w[i] << 16);
-                k[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+            for (int u = 0; u < 4; u++) {
+                int t = min(t0 + u, n - 1);
+                packed[u] = __ldg((const uint4 *)(keys + (int64_t)(from + t) * HEAD) + lane);
             }
 #pragma unroll
-            for (int h = 0; h < KV_GROUP; h++) {
-                const float4 *row = (const float4 *)&q[h][lane * 8];
-                float4 a = row[0], b = row[1];
-                float dot = a.x * k[0];
-                dot = fmaf(a.y, k[1], dot), dot = fmaf(a.z, k[2], dot), dot = fmaf(a.w, k[3], dot);
-                dot = fmaf(b.x, k[4], dot), dot = fmaf(b.y, k[5], dot), dot = fmaf(b.z, k[6], dot);
-                dot = warp_sum(fmaf(b.w, k[7], dot));
-                if (lane == 0) score[h][t] = dot;
+            for (int u = 0; u < 4; u++) {
+                const uint32_t w[4] = {packed[u].x, packed[u].y, packed[u].z, packed[u].w};
+                float k[8];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    k[2 * i] = __uint_as_float(w[i] << 16);
+                    k[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+                }
+#pragma unroll
+                for (int h = 0; h < KV_GROUP; h++) {
+                    const float4 *row = (const float4 *)&q[h][lane * 8];
+                    float4 a = row[0], b = row[1];
+                    float dot = a.x * k[0];
+                    dot = fmaf(a.y, k[1], dot), dot = fmaf(a.z, k[2], dot);
+                    dot = fmaf(a.w, k[3], dot), dot = fmaf(b.x, k[4], dot);
+                    dot = fmaf(b.y, k[5], dot), dot = fmaf(b.z, k[6], dot);
+                    dot = warp_sum(fmaf(b.w, k[7], dot));
+                    if (lane == 0) score[h][t0 + u] = t0 + u < n ? dot : -INFINITY;
+                }
             }
         }
         __syncthreads();
@@ -278,7 +288,12 @@ KERNEL __launch_bounds__(PART_THREADS)
 #pragma unroll
         for (int h = 0; h < KV_GROUP; h++) {
             float most = top[h];
-            for (int t = 0; t < n; t++) most = fmaxf(most, score[h][t]);
+            float own = fmaxf(score[h][lane], score[h][lane + 32]);
+#pragma unroll
+            for (int step = 16; step; step /= 2) {
+                own = fmaxf(own, __shfl_xor_sync(ALL_LANES, own, step));
+            }
+            most = fmaxf(most, own);
             fade[h] = expf(top[h] - most);
             top[h] = most;
         }
@@ -288,7 +303,7 @@ KERNEL __launch_bounds__(PART_THREADS)
             float most = 0;
 #pragma unroll
             for (int g = 0; g < KV_GROUP; g++) most = g == h ? top[g] : most;
-            if (t < n) score[h][t] = expf(score[h][t] - most);
+            score[h][t] = expf(score[h][t] - most);
         }
         __syncthreads();
 #pragma unroll
@@ -296,12 +311,20 @@ KERNEL __launch_bounds__(PART_THREADS)
             out[h] *= fade[h];
             total[h] *= fade[h];
         }
-        for (int t = 0; t < n; t++) {
-            float v = bf16_float(values[(int64_t)(from + t) * HEAD + tid]);
+        for (int t0 = 0; t0 < n; t0 += 16) {
+            float v[16];
 #pragma unroll
-            for (int h = 0; h < KV_GROUP; h++) {
-                out[h] = fmaf(score[h][t], v, out[h]);
-                total[h] += score[h][t];
+            for (int u = 0; u < 16; u++) {
+                int t = min(t0 + u, n - 1);
+                v[u] = bf16_float(__ldg(values + (int64_t)(from + t) * HEAD + tid));
+            }
+#pragma unroll
+            for (int u = 0; u < 16; u++) {
+#pragma unroll
+                for (int h = 0; h < KV_GROUP; h++) {
+                    out[h] = fmaf(score[h][t0 + u], v[u], out[h]);
+                    total[h] += score[h][t0 + u];
+                }
             }
         }
         __syncthreads();
@@ -318,10 +341,11 @@ KERNEL __launch_bounds__(PART_THREADS)
     }
 }
 
-/* mix[slot][h] from the parts, times sigmoid(gate). Grid: query heads in x, slots in y. */
+/* mix[slot][h] from the parts, times sigmoid(gate), float32 and bf16 (where given). Grid: query heads
+ * in x, slots in y. */
 KERNEL __launch_bounds__(PART_THREADS)
     attention_join(const float *partial, const float *proj, int width, const cuda_slot *slots,
-                   float *mix) {
+                   float *mix, bf16 *mix_bf) {
     int h = blockIdx.x, slot = blockIdx.y, d = threadIdx.x;
     int positions = slots[slot].pos + 1, length = part_length(positions);
     int parts = (positions + length - 1) / length;
@@ -336,5 +360,8 @@ KERNEL __launch_bounds__(PART_THREADS)
         out = fmaf(weight, from[p * stride + d], out);
     }
     float gate = proj[(int64_t)slot * width + (2 * h + 1) * HEAD + d];
-    mix[(int64_t)slot * Q_DIM + h * HEAD + d] = out / sum * sigmoid(gate);
+    float value = out / sum * sigmoid(gate);
+    int64_t at = (int64_t)slot * Q_DIM + h * HEAD + d;
+    if (mix) mix[at] = value;
+    if (mix_bf) mix_bf[at] = to_bf16(value);
 }

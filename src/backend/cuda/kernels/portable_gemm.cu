@@ -26,12 +26,6 @@ template <int TILE_M> __device__ void dense(const bf16 *a, const cuda_mat &w, fl
     });
 }
 
-KERNEL __launch_bounds__(THREADS) gemm_16(const bf16 *a, cuda_mat w, float *out, int ldo, int rows) {
-    dense<16>(a, w, out, ldo, rows);
-}
-KERNEL __launch_bounds__(THREADS) gemm_32(const bf16 *a, cuda_mat w, float *out, int ldo, int rows) {
-    dense<32>(a, w, out, ldo, rows);
-}
 KERNEL __launch_bounds__(THREADS) gemm_64(const bf16 *a, cuda_mat w, float *out, int ldo, int rows) {
     dense<64>(a, w, out, ldo, rows);
 }
@@ -94,7 +88,5 @@ template <int TILE_M> __device__ void experts_down(const bf16 *hidden, const cud
         experts_down_##rows(const bf16 *hidden, cuda_mat down, cuda_groups groups, float *out) { \
         experts_down<rows>(hidden, down, groups, out);                                             \
     }
-EXPERT_KERNELS(16)
-EXPERT_KERNELS(32)
 EXPERT_KERNELS(64)
 EXPERT_KERNELS(128)

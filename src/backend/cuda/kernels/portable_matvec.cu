@@ -5,7 +5,7 @@
  * An output's sum has one order, whatever the batch. */
 #include "common.cuh"
 
-enum { MV_THREADS = 256, MV_WARPS = MV_THREADS / 32, MV_BATCH = 4 };
+enum { MV_THREADS = 256, MV_WARPS = MV_THREADS / 32 };
 
 /* acc[b] += this lane's part of row . x[b], x [BATCH][cols] in shared memory. */
 template <int BATCH, int ROWS>
@@ -13,7 +13,7 @@ __device__ __forceinline__ void lane_products(const cuda_mat *const (&mat)[ROWS]
                                               const int64_t (&row)[ROWS], const float *x,
                                               float (&acc)[ROWS][BATCH]) {
     int lane = threadIdx.x % 32, cols = mat[0]->cols;
-#pragma unroll 4
+#pragma unroll 8
     for (int first = lane * 8; first < cols; first += 256) {
         float scale[ROWS], bias[ROWS], q[ROWS][8], offset[ROWS];
 #pragma unroll
@@ -97,12 +97,6 @@ KERNEL __launch_bounds__(MV_THREADS)
     DYNAMIC_SHARED(float, input);
     product<1>(w, x, out, ldo, n, input);
 }
-KERNEL __launch_bounds__(MV_THREADS)
-    matvec_4(cuda_mat w, const float *x, float *out, int ldo, int n) {
-    DYNAMIC_SHARED(float, input);
-    product<MV_BATCH>(w, x, out, ldo, n, input);
-}
-
 /* ---- experts --------------------------------------------------------------------------------- */
 
 /* hidden[slot][choice][i] = silu(gate x) * (up x), x the slot's row, for its chosen experts
