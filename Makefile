@@ -42,9 +42,10 @@ METAL_DEVICE := $(patsubst %,src/backend/metal/%.c,buffers command device encode
 METAL_KERNELS := $(wildcard src/backend/metal/kernels/*.metal src/backend/metal/kernels/*.h) src/model/shapes/shape_common.h
 SRC_CORE += $(filter-out $(METAL_DEVICE),$(wildcard src/backend/metal/*.c))
 ifneq ($(METAL),)
+# A program without windows is given a default device only when CoreGraphics is linked.
 SRC_CORE += $(METAL_DEVICE)
 CFLAGS   += -DLILY_METAL
-LDLIBS   += $(if $(filter Darwin,$(OS)),-framework Metal -framework Foundation -lobjc)
+LDLIBS   += $(if $(filter Darwin,$(OS)),-framework Metal -framework Foundation -framework CoreGraphics -lobjc)
 METAL_TEXT := $(BUILD)/src/backend/metal/sources.S.o
 endif
 ifeq ($(OS),Linux)
@@ -89,7 +90,7 @@ FUZZ  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.
 
 # Objects of tests are kept, so that a second run compiles nothing.
 .SECONDARY:
-.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal metal-emulator cuda-emulator
+.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal metal-full metal-emulator cuda-emulator
 help:
 	@echo "make demo   install what is missing, build, answer a prompt with the embedded stand-in"
 	@echo "make test   install what is missing, build, run all tests"
@@ -125,8 +126,8 @@ check:
 metal-emulator:
 	@$(PYTHON) -B -m pytest -q -rs tests/metal_emulator
 	@$(MAKE) --no-print-directory -C tests/metal_runtime run chain
-metal:
-	@$(MAKE) --no-print-directory -C tests/metal_host run
+metal metal-full:
+	@$(MAKE) --no-print-directory -C tests/metal_host $(if $(filter metal-full,$@),full,run)
 fuzz: $(FUZZ)
 	@tests/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ)
 format:
@@ -187,6 +188,14 @@ $(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.c.o $(BUILD)/liblily.a
 $(BUILD)/src/backend/cpu/kernels/%_avx2.c.o: CFLAGS += -mavx2 -mfma -mf16c
 $(BUILD)/src/backend/cpu/kernels/%_avx512.c.o: CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c
 $(BUILD)/src/backend/cpu/kernels/%_neon.c.o: CFLAGS += -march=armv8.2-a+dotprod
+# Which source this is, compiled anew only when it has changed.
+$(BUILD)/commit: FORCE
+	@mkdir -p $(@D)
+	@{ git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null || echo unknown; } >$@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+FORCE:
+$(BUILD)/src/cli/commit.c.o: $(BUILD)/commit
+$(BUILD)/src/cli/commit.c.o: CFLAGS += -DLILY_COMMIT='"$(shell cat $(BUILD)/commit)"'
 $(BUILD)/%.c.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo "  CC   $<"

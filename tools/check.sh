@@ -68,6 +68,7 @@ step "address and undefined sanitizers" sanitized gcc address,undefined build/as
 step "thread sanitizer" sanitized clang thread build/tsan
 step fuzzers fuzzers
 step "metal emulator" $make metal-emulator
+step "metal host" $make metal
 
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'check: FAILED: %s\n' "${failed[@]}"

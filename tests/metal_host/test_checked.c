@@ -4,10 +4,12 @@
  * and unique bytes are those the emulated device saw. */
 #include <jansson.h>
 
+#include "backend/metal/encode.h"
 #include "backend/metal/metal.h"
 #include "harness.h"
 
-enum { PROMPT = 21 };
+enum { PROMPT = 21, FULL_PROMPT = 90 };
+static int32_t prompt = PROMPT;
 
 static json_t *newest_graph(void) {
     assert_true(metal_emu_graph_count() > 0);
@@ -51,13 +53,13 @@ static void run(uint64_t seed, bool contract) {
     o.contract = contract;
     metal_emu_configure(&o);
     struct bench x = bench_open(&backend_metal, w, NULL);
-    int32_t ids[PROMPT];
+    int32_t ids[FULL_PROMPT];
     float *logits = calloc((size_t)w->shape->vocab, sizeof *logits);
     lily_err err;
-    for (int32_t i = 0; i < PROMPT; i++) ids[i] = 9 + i * 131 % 3000;
-    bench_prefill(&x, ids, PROMPT, logits);
+    for (int32_t i = 0; i < prompt; i++) ids[i] = 9 + i * 131 % 3000;
+    bench_prefill(&x, ids, prompt, logits);
     recording_is_true(x.m, "prompt chunk");
-    ok(x.b->sample_begin(x.s, ids, PROMPT, &err), &err);
+    ok(x.b->sample_begin(x.s, ids, prompt, &err), &err);
     struct decode_result r = bench_step(&x, 40, &p, 0, NULL);
     bench_step(&x, -1, &p, 1, logits);
     recording_is_true(x.m, "token");
@@ -81,11 +83,59 @@ static void in_another_order_with_contraction(void **state) {
     run(2, true);
 }
 
-int main(void) {
+/* ---- a barrier left out ---------------------------------------------------------------------- */
+
+/* Runs one token's recording without the n-th of its barriers. */
+static void run_without(struct bench *x, int32_t n) {
+    const struct decode_record r = {
+        .session = session_view(x->s), .token = 7, .sampling = decode_no_sampling};
+    struct metal_command c;
+    double seconds;
+    lily_err err;
+    graph_clear(x->m->graph);
+    decode_record(x->m->graph, &x->m->layout, &r);
+    for (int32_t i = 0; i < x->m->graph->dispatches; i++) {
+        struct graph_dispatch *d = &x->m->graph->dispatch[i];
+        if (d->barrier != 0 && n-- == 0) d->barrier = 0;
+    }
+    void *pool = objc_autoreleasePoolPush();
+    ok(metal_command_begin(&x->m->device, "mutilated", &c, &err), &err);
+    metal_encode(&x->m->device, x->m->graph, 0, x->m->graph->dispatches, x->m->buffers.buffer,
+                 c.buffer);
+    metal_command_commit(&c);
+    ok(metal_command_wait(&c, &seconds, &err), &err);
+    objc_autoreleasePoolPop(pool);
+}
+
+/* Each of them is needed: without it the emulated device names the bytes in conflict. */
+static void a_barrier_left_out_is_found(void **state) {
+    (void)state;
+    struct metal_emu_options o = metal_emu_defaults();
+    o.quiet = true;
+    metal_emu_configure(&o);
+    struct bench x = bench_open(&backend_metal, ckpt_weights(stand_in()), NULL);
+    run_without(&x, INT32_MAX);
+    nothing_found();
+    int32_t barriers = x.m->graph->barriers, found = 0;
+    for (int32_t n = 0; n < barriers; n += prompt == PROMPT ? 2 : 1) {
+        metal_emu_reset();
+        run_without(&x, n);
+        if (metal_emu_count_of(METAL_EMU_HAZARD) == 0) fail_msg("barrier %d was not missed", n);
+        assert_int_equal(metal_emu_finding_count(), metal_emu_count_of(METAL_EMU_HAZARD));
+        found++;
+    }
+    printf("%d of %d barriers left out one by one, each found\n", found, barriers);
+    metal_emu_reset();
+    bench_close(&x);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "full") == 0) prompt = FULL_PROMPT;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(in_order),
         cmocka_unit_test(in_a_drawn_order),
         cmocka_unit_test(in_another_order_with_contraction),
+        cmocka_unit_test(a_barrier_left_out_is_found),
     };
     return cmocka_run_group_tests_name("metal checked", tests, NULL, NULL);
 }

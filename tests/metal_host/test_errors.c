@@ -175,6 +175,33 @@ static void wrong_weights_are_refused(void **state) {
     assert_int_equal(backend_metal.open(w, &o, &m, &err), LILY_EINVAL);
 }
 
+/* Chunks follow the time they take, on the grid, at most doubling. */
+static void chunks_are_bounded_in_time(void **state) {
+    (void)state;
+    assert_int_equal(metal_next_rows(512, 0.4, 0.4, 64, 2048), 512);
+    assert_int_equal(metal_next_rows(512, 0.1, 0.4, 64, 2048), 1024);
+    assert_int_equal(metal_next_rows(512, 0, 0.4, 64, 2048), 1024);
+    assert_int_equal(metal_next_rows(2048, 0.1, 0.4, 64, 2048), 2048);
+    assert_int_equal(metal_next_rows(1024, 1.0, 0.4, 64, 2048), 384);
+    assert_int_equal(metal_next_rows(512, 60, 0.4, 64, 2048), 64);
+    assert_int_equal(metal_next_rows(64, 60, 0.4, 64, 2048), 64);
+    /* On a slow GPU a long prompt is read in ever shorter chunks, none near the watchdog's limit
+     * but the first. */
+    struct metal_emu_options o = metal_emu_defaults();
+    struct backend_options options = {.max_sessions = 1, .max_context = 256};
+    int32_t many[200];
+    for (int32_t i = 0; i < 200; i++) many[i] = 3 + i;
+    o.checked = false;
+    o.seconds_per_dispatch = 0.02;
+    metal_emu_configure(&o);
+    struct bench x = bench_open(&backend_metal, w, &options);
+    assert_int_equal(x.m->rows, 256);
+    bench_prefill(&x, many, 200, NULL);
+    assert_true(x.m->rows < 256 && x.m->rows >= 64);
+    bench_close(&x);
+    emulate(false, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failed_prompt_chunk),
@@ -183,6 +210,7 @@ int main(void) {
         cmocka_unit_test(too_small_a_device),
         cmocka_unit_test(a_pipeline_with_too_few_threads),
         cmocka_unit_test(a_spoilt_state),
+        cmocka_unit_test(chunks_are_bounded_in_time),
         cmocka_unit_test(wrong_weights_are_refused),
     };
     return cmocka_run_group_tests_name("metal errors", tests, set_up, tear_down);
