@@ -26,7 +26,7 @@ struct decode_layer {
 
 /* Scratch between stages; all of it in device memory, alive during one step. */
 struct decode_scratch {
-    DEV(long long) h;         /* [H] residual stream, fixed point (DECODE_ONE is 1.0) */
+    DEV(long long) h;         /* [4 * H] residual stream as sums of integers, see residual_at */
     DEV(float) proj;          /* [widest projection] */
     DEV(float) scores;        /* [E + 1] router's, then the shared gate's */
     DEV(float) shared;        /* [shared_width] inner activations of the shared expert */

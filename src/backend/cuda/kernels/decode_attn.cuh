@@ -10,6 +10,7 @@
 namespace decode {
 
 constexpr int QPITCH = HEAD + 8;      /* bf16 of a query, padded against bank conflicts */
+constexpr int OPITCH = HEAD + 4;
 constexpr int PPITCH = ATTN_STEP + 4; /* scores of a head */
 struct AttnShared {
     union {
@@ -18,7 +19,7 @@ struct AttnShared {
             alignas(16) uint16_t query_low[QPK][QPITCH];
             alignas(16) float parts[4][ATTN_STEP][QPK]; /* of the scores, 64 dimensions each */
         };
-        alignas(16) float out[2][QPK][HEAD];
+        alignas(16) float out[2][QPK][OPITCH];
     };
     alignas(16) float scores[QPK][PPITCH];
     alignas(16) uint16_t key[HEAD], value[HEAD]; /* of this token */
@@ -181,6 +182,10 @@ __device__ __forceinline__ void gather(const Worker &w, AttnShared &g, const uns
     }
 }
 
+/* Partial outputs lie in the order of the tensor cores' registers: in every 64 dimensions, d at
+ * place 8 (d % 8) + d / 8. */
+__device__ __forceinline__ int dim_at(int place) { return place % 8 * 8 + place / 8; }
+
 /* The four warps that share 64 dimensions had other tokens: adds their sums, in a fixed order. */
 __device__ __forceinline__ void finish(Worker &w, AttnShared &g, const Running &run,
                                        const Context &c) {
@@ -191,9 +196,9 @@ __device__ __forceinline__ void finish(Worker &w, AttnShared &g, const Running &
     float out[4][4];
 #pragma unroll
     for (int m = 0; m < 16; m++) out[m / 4][m % 4] = run.out[m / 4][m % 4];
-    auto place = [&](float *base, int m, int j) -> float & {
-        int dim = 64 * block + 8 * n + 2 * m + (j >> 1), head = 2 * t + (j & 1);
-        return base[head * HEAD + dim];
+    auto place = [&](float *base, int pitch, int m, int j) -> float & {
+        int at = 64 * block + (2 * m + (j >> 1)) * 8 + n, head = 2 * t + (j & 1);
+        return base[head * pitch + at];
     };
     size_t at = (size_t)c.kv * c.span + (size_t)c.group;
     float *parts = w.a.x.parts + at * QPK * HEAD;
@@ -208,7 +213,7 @@ __device__ __forceinline__ void finish(Worker &w, AttnShared &g, const Running &
         for (int m = 0; m < 4; m++) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                if (gives) place(base, m, j) = out[m][j];
+                if (gives) place(base, OPITCH, m, j) = out[m][j];
             }
         }
         sync_consumers();
@@ -216,7 +221,7 @@ __device__ __forceinline__ void finish(Worker &w, AttnShared &g, const Running &
         for (int m = 0; m < 4; m++) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                if (takes) out[m][j] += place(base, m, j);
+                if (takes) out[m][j] += place(base, OPITCH, m, j);
             }
         }
         sync_consumers();
@@ -225,7 +230,7 @@ __device__ __forceinline__ void finish(Worker &w, AttnShared &g, const Running &
 #pragma unroll
         for (int m = 0; m < 4; m++) {
 #pragma unroll
-            for (int j = 0; j < 4; j++) place(parts, m, j) = out[m][j];
+            for (int j = 0; j < 4; j++) place(parts, HEAD, m, j) = out[m][j];
         }
         if (block == 0 && t == 0) {
             float total = (g.sums[0][n] + g.sums[1][n]) + (g.sums[2][n] + g.sums[3][n]);
@@ -303,8 +308,9 @@ __device__ __forceinline__ void gather_front(Worker &w) {
     const float4 *from = reinterpret_cast<const float4 *>(
                              w.a.x.parts + first * HEAD + slice % 2 * 128) + w.lane;
     float gate = 0;
+    const int dim = w.tid / 64 * 64 + dim_at(w.tid % 64); /* of threads below 128 */
     if (w.warp < 4) {
-        gate = __ldcg(w.a.x.proj + (2 * head + 1) * HEAD + slice % 2 * 128 + w.tid);
+        gate = __ldcg(w.a.x.proj + (2 * head + 1) * HEAD + slice % 2 * 128 + dim);
     }
     float top = -3.0e38f, sum = 0;
     float4 o = {};
@@ -351,7 +357,7 @@ __device__ __forceinline__ void gather_front(Worker &w) {
         float y = 0;
 #pragma unroll
         for (int j = 0; j < WARPS; j++) y += g.parts[j][w.tid];
-        g.y[w.tid] = __fdividef(y, sum) * sigmoid(gate);
+        g.y[dim] = __fdividef(y, sum) * sigmoid(gate);
         sync_four();
         if (w.warp == 0) {
             float4 y4 = reinterpret_cast<const float4 *>(g.y)[w.lane];

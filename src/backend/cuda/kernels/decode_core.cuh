@@ -67,6 +67,7 @@ struct Shared {
     float cosine[SHAPE_ROTARY_DIM / 2], sine[SHAPE_ROTARY_DIM / 2];
     float route_weight;
     int chosen;
+    float scores[EXPERTS]; /* the producer's */
     cuda_slot slot;
     decode_layer layers[2][2]; /* consumers' and producer's copy of the layer's table, and the next */
     /* this block's shares, worked out once (decode_plan.cuh) */
@@ -181,6 +182,16 @@ constexpr float ONE = (float)(1 << DECODE_FIXED_BITS);
 constexpr float LARGEST = 2097152.0f;
 
 __device__ __forceinline__ float from_fixed(long long x) { return __ll2float_rn(x) * (1 / ONE); }
+
+/* Many additions to one address wait for each other, so there are COPIES of the sum. A slice of 128
+ * values has its copies side by side. */
+#ifndef DECODE_COPIES
+#define DECODE_COPIES 2
+#endif
+constexpr int COPIES = DECODE_COPIES;
+__device__ __forceinline__ int residual_at(int row, int copy) {
+    return (row / 128 * COPIES + copy) * 128 + row % 128;
+}
 
 __device__ __forceinline__ void residual_add(long long *h, float x, unsigned *bad) {
     if (!(fabsf(x) < LARGEST)) {

@@ -28,7 +28,9 @@ __device__ __forceinline__ void multiply_down(Worker &w, const float *inner, int
     if (n > 0 && w.warp < DOWN_TILES) {
 #pragma unroll
         for (int set = 0; set < 4; set++) {
-            residual_add(w.a.x.h + w.warp * 128 + set * 32 + w.lane, y[set], w.a.x.counter + 2);
+            int row = w.warp * 128 + set * 32 + w.lane;
+            residual_add(w.a.x.h + residual_at(row, blockIdx.x % COPIES), y[set],
+                         w.a.x.counter + 2);
         }
     }
 }

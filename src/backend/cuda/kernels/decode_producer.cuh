@@ -55,39 +55,78 @@ struct Producer {
 };
 static_assert(DECODE_IN_FLIGHT <= 4, "fits into a word");
 
+/* Descending, by compare and exchange; N is a power of two. */
+template <int N> __device__ __forceinline__ void sort_down(uint32_t (&key)[N]) {
+#pragma unroll
+    for (int size = 2; size <= N; size *= 2) {
+#pragma unroll
+        for (int step = size / 2; step; step /= 2) {
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                int j = i ^ step;
+                if (j < i) continue;
+                uint32_t high = max(key[i], key[j]), low = min(key[i], key[j]);
+                bool down = (i & size) == 0;
+                key[i] = down ? high : low;
+                key[j] = down ? low : high;
+            }
+        }
+    }
+}
+
 /* The eight largest scores, ties to the lower index; this block's expert among them and its weight,
- * a softmax over the eight. Lane l looks after a run of experts from l * N on. All lanes take
- * part. */
+ * a softmax over the eight. Scores are first compared by their upper 24 bits, with the expert's
+ * number below them; where that leaves the eighth and the ninth undecided, by all bits. All lanes
+ * take part. Which of the eight is whose does not matter, so their order does not either. */
 __device__ __forceinline__ void choose(const float *scores, Shared &s) {
-    constexpr int N = (EXPERTS + 31) / 32;
+    constexpr int N = EXPERTS / 32;
     int lane = threadIdx.x & 31;
-    uint32_t key[N];
+    uint32_t whole[N], key[N];
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        uint32_t bits = __float_as_uint(__ldcg(scores + lane * N + i));
-        key[i] = bits ^ ((uint32_t)((int)bits >> 31) | 0x80000000u); /* orders as the floats do */
+        int e = lane + 32 * i;
+        float score = __ldcg(scores + e);
+        uint32_t bits = __float_as_uint(score);
+        whole[i] = bits ^ ((uint32_t)((int)bits >> 31) | 0x80000000u); /* orders as floats do */
+        s.scores[e] = score;
+        key[i] = (whole[i] & ~255u) | (255u - (unsigned)e);
     }
-    uint32_t kept = 0; /* of the lane's turn: round k belongs to lane k */
-    int expert = 0;
+    sort_down(key);
+    uint32_t kept = 0, most = 0, eighth = 0; /* round k's winner belongs to lane k */
 #pragma unroll 1
-    for (int k = 0; k < TOP_K; k++) {
-        uint32_t best = key[0];
+    for (int k = 0; k <= TOP_K; k++) {
+        eighth = most;
+        most = __reduce_max_sync(~0u, key[0]);
+        if (lane == k) kept = most;
+        bool mine = key[0] == most;
 #pragma unroll
-        for (int i = 1; i < N; i++) best = max(best, key[i]);
-        uint32_t most = __reduce_max_sync(~0u, best);
-        int winner = __ffs((int)__ballot_sync(~0u, best == most)) - 1;
-        int where = N - 1;
-#pragma unroll
-        for (int i = N - 2; i >= 0; i--) where = key[i] == most ? i : where;
-        int index = __shfl_sync(~0u, lane * N + where, winner);
-#pragma unroll
-        for (int i = 0; i < N; i++) key[i] = lane * N + i == index ? 0 : key[i];
-        if (lane == k) kept = most, expert = index;
+        for (int i = 0; i < N - 1; i++) key[i] = mine ? key[i + 1] : key[i];
+        if (mine) key[N - 1] = 0;
     }
-    float score = __uint_as_float(kept ^ (kept >> 31 ? 0x80000000u : 0xffffffffu));
-    float top = __shfl_sync(~0u, score, 0);
-    float weight = lane < TOP_K ? __expf(score - top) : 0.0f;
-    float sum = weight;
+    int expert = 255 - (int)(kept & 255);
+    if (eighth >> 8 == most >> 8) { /* rare: again, exactly */
+#pragma unroll 1
+        for (int k = 0; k < TOP_K; k++) {
+            uint32_t best = 0;
+            int where = 0x7fffffff;
+#pragma unroll
+            for (int i = N - 1; i >= 0; i--) {
+                if (whole[i] >= best) best = whole[i], where = lane + 32 * i;
+            }
+            uint32_t all = __reduce_max_sync(~0u, best);
+            int winner = (int)__reduce_min_sync(~0u, (unsigned)(best == all ? where : 0x7fffffff));
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                if (lane + 32 * i == winner) whole[i] = 0;
+            }
+            if (lane == k) expert = winner;
+        }
+    }
+    __syncwarp();
+    float score = s.scores[expert & (EXPERTS - 1)], top = lane < TOP_K ? score : -3.0e38f;
+#pragma unroll
+    for (int d = TOP_K / 2; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+    float weight = __expf(score - top), sum = weight;
 #pragma unroll
     for (int d = TOP_K / 2; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
     if (lane == (int)blockIdx.x / EXPERT_JOBS) {
@@ -96,7 +135,7 @@ __device__ __forceinline__ void choose(const float *scores, Shared &s) {
     }
     __syncwarp();
 }
-static_assert(EXPERTS % 32 == 0, "as many for each lane");
+static_assert(EXPERTS % 32 == 0 && EXPERTS <= 256, "as many for each lane, a byte for the number");
 
 /* Chunks [from, to) of a projection's share. */
 __device__ __forceinline__ void produce_project(Producer &p, const uint8_t *tiles, Share share,

@@ -58,17 +58,25 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, int 
         embed(w, token, slice, h);
         w.mark(0);
         if (blockIdx.x == 0 && w.warp < SLICES) { /* the residual stream begins */
-            long long *to = w.a.x.h + slice * 128 + 4 * w.lane;
+            long long *to = w.a.x.h + residual_at(slice * 128 + 4 * w.lane, 0);
 #pragma unroll
-            for (int i = 0; i < 4; i++) to[i] = __float2ll_rn(h[i] * ONE);
+            for (int i = 0; i < 4 * COPIES; i++) {
+                to[i / 4 * 128 + i % 4] = i < 4 ? __float2ll_rn(h[i % 4] * ONE) : 0;
+            }
         }
     } else {
         w.wait();
-        const longlong2 *from =
-            reinterpret_cast<const longlong2 *>(w.a.x.h + slice * 128 + 4 * w.lane);
-        longlong2 p = __ldcg(from), q = __ldcg(from + 1);
-        h[0] = from_fixed(p.x), h[1] = from_fixed(p.y);
-        h[2] = from_fixed(q.x), h[3] = from_fixed(q.y);
+        const longlong2 *from = reinterpret_cast<const longlong2 *>(
+            w.a.x.h + residual_at(slice * 128 + 4 * w.lane, 0));
+        longlong2 p[COPIES], q[COPIES];
+#pragma unroll
+        for (int i = 0; i < COPIES; i++) p[i] = __ldcg(from + 64 * i), q[i] = __ldcg(from + 64 * i + 1);
+#pragma unroll
+        for (int i = 1; i < COPIES; i++) {
+            p[0].x += p[i].x, p[0].y += p[i].y, q[0].x += q[i].x, q[0].y += q[i].y;
+        }
+        h[0] = from_fixed(p[0].x), h[1] = from_fixed(p[0].y);
+        h[2] = from_fixed(q[0].x), h[3] = from_fixed(q[0].y);
     }
     if (next) reinterpret_cast<uint32_t *>(&w.s.layers[0][(layer + 1) & 1])[w.lane] = word;
     const float x[4] = {h[0] * weight.x, h[1] * weight.y, h[2] * weight.z, h[3] * weight.w};
@@ -211,7 +219,8 @@ __device__ __forceinline__ void multiply(Worker &w, Kind kind, const Product &p,
                     y = wide_tile(at, x);
                 }
                 if (p.out) {
-                    residual_add(w.a.x.h + p.row + tile * 32 + w.lane, y, w.a.x.counter + 2);
+                    int row = p.row + tile * 32 + w.lane, copy = (int)blockIdx.x / OUT_PARTS % COPIES;
+                    residual_add(w.a.x.h + residual_at(row, copy), y, w.a.x.counter + 2);
                 } else {
                     parts[tile * 32 + w.lane] = y;
                 }
