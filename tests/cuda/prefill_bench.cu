@@ -95,7 +95,7 @@ static cuda_mat matrix(int64_t rows, int cols, int bits, float gain) {
 /* ---- plain kernels --------------------------------------------------------------------------- */
 
 __device__ float reordered(const bf16 *row, int k) {
-    return bf16_float(row[k / 64 * 64 + place_of_input(k % 64)]);
+    return bf16_float(row[k / ORDERED * ORDERED + place_of_input(k % ORDERED)]);
 }
 /* out[r][f] = x[index(r)] . w[first(r) + f], x reordered where said. Grid: outputs / 128, rows. */
 KERNEL plain_product(const bf16 *x, cuda_mat w, const int32_t *experts, int expert_rows,
@@ -113,7 +113,7 @@ KERNEL plain_swiglu(const float *gate, const float *up, float *out, int n) {
 }
 KERNEL plain_reorder(const float *x, bf16 *out, int cols) {
     for (int k = threadIdx.x; k < cols; k += blockDim.x) {
-        out[(int64_t)blockIdx.x * cols + k / 64 * 64 + place_of_input(k % 64)] =
+        out[(int64_t)blockIdx.x * cols + k / ORDERED * ORDERED + place_of_input(k % ORDERED)] =
             to_bf16(x[(int64_t)blockIdx.x * cols + k]);
     }
 }
@@ -277,7 +277,7 @@ struct dense_tile {
     const char *name;
 };
 static const dense_tile DENSE_TILES[] = {
-    {1, 16, 12, dense_1_16, "64x16"},    {1, 32, 9, dense_1_32, "64x32"},
+    {1, 16, 10, dense_1_16, "64x16"},    {1, 32, 8, dense_1_32, "64x32"},
     {1, 64, 8, dense_1_64, "64x64"},     {2, 64, 6, dense_2_64, "128x64"},
     {2, 128, 5, dense_2_128, "128x128"}, {4, 128, 6, dense_4_128, "256x128"}};
 static void run_dense(const dense_tile &t, const bf16 *x, const cuda_mat &w, float *out, int rows) {

@@ -4,14 +4,11 @@
 #ifndef LILY_CUDA_PREFILL_WGMMA_CUH
 #define LILY_CUDA_PREFILL_WGMMA_CUH
 
-inline void copy8(shared_at to, const void *from) {
-    memcpy((void *)to, from, 8);
+inline uint2 load_shared8(shared_at at) {
+    return *(const uint2 *)at;
 }
-inline void copy4(shared_at to, const void *from) {
-    memcpy((void *)to, from, 4);
-}
-inline uint4 load_shared16(shared_at at) {
-    return *(const uint4 *)at;
+inline uint32_t load_shared2(shared_at at) {
+    return *(const uint16_t *)at;
 }
 inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
     return (a & b) | c;

@@ -232,7 +232,7 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
         if (t >= n) continue;
         const float *gate = proj + (int64_t)(r0 + t) * width + (2 * h + 1) * HEAD + lane % 4 * 2;
         float scale = 1.0f / sum;
-        /* place_of_input(8 j + 2 (lane % 4) + i) of a group: its 16 bytes, its place in them. */
+        /* place_of_input(8 j + 2 (lane % 4) + i) of a block: its 16 bytes, its place in them. */
         char *to = memory + line * HEAD * 2 + lane % 4 / 2 * 2;
         int part = (lane % 2 * 2) ^ (line & 7);
 #pragma unroll
@@ -240,9 +240,9 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
             float2 g = *(const float2 *)(gate + j * 8);
             float x = out[4 * j + 2 * half] * scale * quick_sigmoid(g.x);
             float y = out[4 * j + 2 * half + 1] * scale * quick_sigmoid(g.y);
-            char *at = to + j / 8 * 128 + j % 8 / 2 * 4;
-            *(bf16 *)(at + (part ^ j % 2 * 4) * 16) = to_bf16(x);
-            *(bf16 *)(at + (part ^ j % 2 * 4 ^ 1) * 16) = to_bf16(y);
+            char *at = to + j / 16 * 256 + j % 16 / 4 * 4;
+            *(bf16 *)(at + (part ^ j % 4 * 4) * 16) = to_bf16(x);
+            *(bf16 *)(at + (part ^ j % 4 * 4 ^ 1) * 16) = to_bf16(y);
         }
     }
     __syncthreads();
@@ -250,6 +250,7 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
         int line = i / (HEAD / 8), p = i % (HEAD / 8);
         *(uint4 *)(mix + (int64_t)(r0 + line / KV_GROUP) * Q_DIM +
                    (kv * KV_GROUP + line % KV_GROUP) * HEAD + p * 8) =
-            *(const uint4 *)(memory + line * HEAD * 2 + p / 8 * 128 + ((p % 8 ^ (line & 7)) * 16));
+            *(const uint4 *)(memory + line * HEAD * 2 + p / 16 * 256 +
+                             ((p % 16 ^ (line & 7)) * 16));
     }
 }

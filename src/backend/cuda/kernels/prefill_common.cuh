@@ -1,30 +1,32 @@
 /* What the prompt kernels of sm_90a share: the order of activations, pieces in shared memory.
  *
  * Activations that a product of prefill_gemm.cu reads are bf16 rows whose inputs are reordered
- * within each quantisation group of 64, so that the thread that holds 16 consecutive codes of a row
- * of weights holds exactly the inputs the tensor cores want of it, and unpacking is two operations
- * a pair. Place p of a group holds input 16 ((p % 8) / 2) + 8 (p / 32) + 4 (p % 2) + 2 (p / 16 % 2)
- * + p / 8 % 2. */
+ * within each block of 128, two quantisation groups, so that the thread that holds 32 consecutive
+ * codes of a row of weights holds exactly the inputs the tensor cores want of it, and unpacking is
+ * two operations a pair. Place p of a block holds input
+ *   32 ((p % 8) / 2) + 8 (p / 32) + 4 (p % 2) + 2 (p / 16 % 2) + p / 8 % 2. */
 #ifndef LILY_CUDA_PREFILL_COMMON_CUH
 #define LILY_CUDA_PREFILL_COMMON_CUH
 
 #include "common.cuh"
 #include "prefill_wgmma.cuh"
 
+enum { ORDERED = 128 }; /* inputs of a block */
+
 __device__ __forceinline__ int input_of_place(int p) {
-    return 16 * (p % 8 / 2) + 8 * (p / 32) + 4 * (p % 2) + 2 * (p / 16 % 2) + p / 8 % 2;
+    return 32 * (p % 8 / 2) + 8 * (p / 32) + 4 * (p % 2) + 2 * (p / 16 % 2) + p / 8 % 2;
 }
 __device__ __forceinline__ int place_of_input(int k) {
-    return 32 * (k % 16 / 8) + 16 * (k % 4 / 2) + 8 * (k % 2) + 2 * (k / 16) + k % 8 / 4;
+    return 32 * (k % 32 / 8) + 16 * (k % 4 / 2) + 8 * (k % 2) + 2 * (k / 32) + k % 8 / 4;
 }
 
-/* Places 8 part .. 8 part + 7 of a group whose inputs in natural order are value(0 .. 63). */
+/* Places 8 part .. 8 part + 7 of a block whose inputs in natural order are value(0 .. 127). */
 template <class F> __device__ __forceinline__ uint4 reordered_part(int part, F value) {
     int first = input_of_place(8 * part);
     return make_uint4(bf16_pair(value(first), value(first + 4)),
-                      bf16_pair(value(first + 16), value(first + 20)),
                       bf16_pair(value(first + 32), value(first + 36)),
-                      bf16_pair(value(first + 48), value(first + 52)));
+                      bf16_pair(value(first + 64), value(first + 68)),
+                      bf16_pair(value(first + 96), value(first + 100)));
 }
 
 /* sigmoid and SiLU within 4 units in the last place, in a few instructions: what follows is rounded

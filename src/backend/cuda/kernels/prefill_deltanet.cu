@@ -443,7 +443,8 @@ KERNEL __launch_bounds__(STATE_THREADS, 1)
  * proj[r] from CONV_DIM on. One warp a head of a row. Grid: rows, block: up to 8 warps. */
 KERNEL __launch_bounds__(256) prompt_gated_norm(const float *delta, const float *proj, int width,
                                                 const float *weight, bf16 *mix) {
-    __shared__ float values[8][DIM + 4];
+    __shared__ __align__(16) float values[8][DIM];
+    static_assert((int)DIM == (int)ORDERED, "a head is a block");
     int64_t r = blockIdx.x;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float4 w = *(const float4 *)(weight + lane * 4);
@@ -452,16 +453,13 @@ KERNEL __launch_bounds__(256) prompt_gated_norm(const float *delta, const float 
         float4 z = *(const float4 *)(proj + r * width + CONV_DIM + h * DIM + lane * 4);
         float sum = warp_sum(fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(x.z, x.z, x.w * x.w))));
         float scale = 1.0f / sqrtf(sum / DIM + SHAPE_NORM_EPS);
-        float *own = values[warp] + lane * 4 + lane / 16 * 4; /* groups 68 apart */
-        own[0] = x.x * scale * w.x * quick_silu(z.x);
-        own[1] = x.y * scale * w.y * quick_silu(z.y);
-        own[2] = x.z * scale * w.z * quick_silu(z.z);
-        own[3] = x.w * scale * w.w * quick_silu(z.w);
+        *(float4 *)(values[warp] + lane * 4) =
+            make_float4(x.x * scale * w.x * quick_silu(z.x), x.y * scale * w.y * quick_silu(z.y),
+                        x.z * scale * w.z * quick_silu(z.z), x.w * scale * w.w * quick_silu(z.w));
         __syncwarp();
         if (lane < 16) {
-            const float *group = values[warp] + lane / 8 * 68;
             *(uint4 *)(mix + r * V_DIM + h * DIM + lane * 8) =
-                reordered_part(lane % 8, [&](int k) { return group[k]; });
+                reordered_part(lane, [&](int k) { return values[warp][k]; });
         }
         __syncwarp();
     }

@@ -3,7 +3,7 @@
  * inputs in one order whatever the tile and its neighbours. Weights are rounded to bf16 once
  * unpacked (scale * code + bias, relative error 2^-9 at most), activations are bf16, sums float32.
  *
- * Matrices have whole tiles of rows, 4-bit codes and a multiple of 128 inputs; activations are
+ * Matrices have whole tiles of rows, 4-bit codes and a multiple of 512 inputs; activations are
  * reordered (prefill_common.cuh). Grid: tiles of outputs in x, blocks of rows in y. */
 #include "prefill_gemm.cuh"
 
@@ -36,8 +36,8 @@ __device__ void dense(const bf16 *x, const cuda_mat &w, float *out, int ldo, int
         dense_##wgs##_##n(const bf16 *x, cuda_mat w, float *out, int ldo, int rows) {              \
         dense<wgs, n, stages>(x, w, out, ldo, rows);                                               \
     }
-DENSE(1, 16, 12, 4)
-DENSE(1, 32, 9, 4)
+DENSE(1, 16, 10, 4)
+DENSE(1, 32, 8, 4)
 DENSE(1, 64, 8, 2)
 DENSE(2, 64, 6, 2)
 DENSE(2, 128, 5, 2)
@@ -76,7 +76,8 @@ template <int N, class F> __device__ __forceinline__ void with_tile(int rows, F 
 
 /* hidden[place][i] = silu(gate_e x) * (up_e x), bf16 reordered, x the row of the pair at that
  * place. A warp's rows 0 to 7 are of gate, 8 to 15 of up, so that both products of an output meet
- * in one thread. A block gives 64 outputs, one group of the next product. */
+ * in one thread. A block gives the 64 outputs whose places are one half of a block of the next
+ * product's inputs: 16 of every 32. */
 struct experts_up_tile {
     const bf16 *x;
     const cuda_mat &gate, &up;
@@ -87,9 +88,9 @@ struct experts_up_tile {
     char *shared;
 
     template <int N, int STAGES> __device__ __forceinline__ void run_tile() const {
-        int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = blockIdx.x;
-        int k = warp * 8 + lane / 4; /* of the 64 outputs */
-        int64_t row = (int64_t)b.expert * inner + group * 64 + k;
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = blockIdx.x % 2;
+        int i = lane / 4, k = warp / 2 * 32 + half * 16 + warp % 2 * 8 + i; /* in its block */
+        int64_t row = (int64_t)b.expert * inner + blockIdx.x / 2 * ORDERED + k;
         Product<2, N, STAGES> p;
         p.x = x;
         p.w = weights_of(gate, row, up, row);
@@ -100,20 +101,20 @@ struct experts_up_tile {
             return pairs ? pairs[b.first + n] / TOP_K : b.first + n;
         });
         __syncthreads(); /* the ring has been read */
-        int place = place_of_input(k);
+        int place = place_of_input(k) - half * 64;
 #pragma unroll
         for (int j = 0; j < N / 8; j++)
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int n = 8 * j + lane % 4 * 2 + i;
-                float v = quick_silu(p.acc[4 * j + i]) * p.acc[4 * j + 2 + i];
+            for (int e = 0; e < 2; e++) {
+                int n = 8 * j + lane % 4 * 2 + e;
+                float v = quick_silu(p.acc[4 * j + e]) * p.acc[4 * j + 2 + e];
                 *(bf16 *)(shared + n * 128 + ((place / 8 ^ (n / 2 & 7)) * 16) + place % 8 * 2) =
                     to_bf16(v);
             }
         __syncthreads();
-        for (int i = threadIdx.x; i < b.rows * 8; i += 256) {
-            int n = i / 8, part = i % 8;
-            *(uint4 *)(hidden + (int64_t)(b.first + n) * inner + group * 64 + part * 8) =
+        for (int at = threadIdx.x; at < b.rows * 8; at += 256) {
+            int n = at / 8, part = at % 8;
+            *(uint4 *)(hidden + (int64_t)(b.first + n) * inner + blockIdx.x * 64 + part * 8) =
                 *(const uint4 *)(shared + n * 128 + ((part ^ (n / 2 & 7)) * 16));
         }
     }

@@ -8,7 +8,7 @@ enum { NORM_THREADS = 256 };
 KERNEL __launch_bounds__(NORM_THREADS)
     prompt_norm(float *x, const float *add, const float *weight, float *normed, bf16 *reordered) {
     enum { EACH = (H / 4 + NORM_THREADS - 1) / NORM_THREADS };
-    __shared__ __align__(16) float values[H / 64 * 68]; /* groups 68 apart */
+    __shared__ __align__(16) float values[H / ORDERED * (ORDERED + 4)]; /* other banks */
     int64_t row = (int64_t)blockIdx.x * H;
     float4 v[EACH];
     float sum = 0;
@@ -35,12 +35,12 @@ KERNEL __launch_bounds__(NORM_THREADS)
         y.x = v[i].x * scale * w.x, y.y = v[i].y * scale * w.y;
         y.z = v[i].z * scale * w.z, y.w = v[i].w * scale * w.w;
         if (normed) *(float4 *)(normed + row + at) = y;
-        *(float4 *)&values[at / 64 * 68 + at % 64] = y;
+        *(float4 *)&values[at + at / ORDERED * 4] = y;
     }
     __syncthreads();
     for (int i = threadIdx.x; i < H / 8; i += NORM_THREADS) {
-        const float *group = values + i / 8 * 68;
+        const float *block = values + i / 16 * (ORDERED + 4);
         *(uint4 *)(reordered + row + i * 8) =
-            reordered_part(i % 8, [&](int k) { return group[k]; });
+            reordered_part(i % 16, [&](int k) { return block[k]; });
     }
 }

@@ -14,20 +14,14 @@
 
 #include "instructions.cuh"
 
-/* 8 and 4 bytes to shared memory in the background; 8- and 4-byte aligned. */
-__device__ __forceinline__ void copy8(shared_at to, const void *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+__device__ __forceinline__ uint2 load_shared8(shared_at at) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+    return v;
 }
-__device__ __forceinline__ void copy4(shared_at to, const void *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ uint4 load_shared16(shared_at at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at)
-                 : "memory");
+__device__ __forceinline__ uint32_t load_shared2(shared_at at) {
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
     return v;
 }
 
