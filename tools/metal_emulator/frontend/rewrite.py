@@ -13,12 +13,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from . import names
 from .lint import lint
 from .tokens import TokenList
 
-_SCALARS = "char uchar short ushort int uint long ulong half bfloat float".split()
-_VECTORS = {f"{s}{n}" for s in _SCALARS for n in (2, 3, 4)}
-_MATRICES = {f"{s}{c}x{r}" for s in ("float", "half") for c in (2, 3, 4) for r in (2, 3, 4)}
 _CLASS_TEMPLATES = {"vec", "matrix"}
 _BUILTINS = {
     "thread_position_in_grid",
@@ -67,12 +65,12 @@ class Rewriter:
         self.language = language
         self.t = TokenList(preprocessed)
         self.module = Module()
-        self.types = set(_VECTORS | _MATRICES | {"half", "bfloat"})
+        self.types = names.VECTORS | names.MATRICES | {"half", "bfloat"}
         self.done: set[int] = set()  # attributes already dealt with, by their first token
 
     def run(self) -> str:
         lint(self.t, self.language)
-        self._collect_types()
+        self.types |= names.aliases(self.t)
         self._instantiations()
         self._kernels()
         self._function_constants()
@@ -81,22 +79,6 @@ class Rewriter:
         self._expressions()
         self._literals()
         return self.t.output() + self._registrations()
-
-    # ---- types whose construction and casts go through the shim
-
-    def _collect_types(self) -> None:
-        t = self.t
-        for i in range(len(t)):
-            if t.text(i) in ("typename", "class") and t.text(i - 1) in ("<", ","):
-                self.types.add(t.text(i + 1))
-            elif t.text(i) == "using" and t.text(i + 2) == "=":
-                self.types.add(t.text(i + 1))
-            elif t.text(i) == "typedef":
-                end = i
-                while t.text(end) not in (";", "{"):
-                    end += 1
-                if t.text(end) == ";" and t.kind(end - 1) == "name":
-                    self.types.add(t.text(end - 1))
 
     # ---- attributes
 

@@ -39,6 +39,8 @@ static SectionRegistration section_registration;
 // What follows reads the executor's own memory, which the checks know nothing of.
 #pragma clang attribute push(__attribute__((no_sanitize("thread"))), apply_to = function)
 template <class T> T position(const uint *v) {
+    static_assert(is_same_v<element_t<T>, uint> || is_same_v<element_t<T>, ushort>,
+                  "positions are uint or ushort");
     if constexpr (count_v<T> == 1)
         return (T)v[0];
     else {
@@ -48,7 +50,7 @@ template <class T> T position(const uint *v) {
     }
 }
 template <class T> T scalar_position(uint v) {
-    static_assert(count_v<T> == 1, "this attribute is a scalar");
+    static_assert(is_same_v<T, uint> || is_same_v<T, ushort>, "this attribute is uint or ushort");
     return (T)v;
 }
 
@@ -104,7 +106,20 @@ template <class T, Source S> struct Argument<T &, S> {
 template <class T, T... I> struct Sequence {};
 template <unsigned N> using Indices = __make_integer_seq<Sequence, unsigned, N>;
 
+constexpr bool indices_differ(const Parameter *p) {
+    for (; p->source != Source::end; p++)
+        for (const Parameter *q = p + 1; q->source != Source::end; q++) {
+            bool group = p->source == Source::threadgroup_argument;
+            bool bound = p->source <= Source::threadgroup_argument &&
+                         q->source <= Source::threadgroup_argument &&
+                         group == (q->source == Source::threadgroup_argument);
+            if (bound && p->index == q->index) return false;
+        }
+    return true;
+}
+
 template <auto Function, const Parameter *P> struct KernelRegistration {
+    static_assert(indices_differ(P), "two parameters of a kernel have one index");
     KernelRegistration(const char *name, unsigned count, unsigned max_threads) {
         declare(Function, name, count, max_threads);
     }

@@ -1,7 +1,17 @@
-// Elementwise math. Half and bfloat are computed in float and rounded once.
+// Elementwise math. Half is computed in float and rounded once; Metal has none of it for bfloat.
 #pragma once
 
 namespace metal {
+
+namespace detail {
+// Metal overloads its functions for each type, so a call with two types has no best candidate. One
+// scalar for all elements of a vector is fine.
+template <class T, class U> constexpr void require_alike() {
+    static_assert(is_same_v<T, U> || (count_v<T> > 1 && is_same_v<U, element_t<T>>),
+                  "ambiguous in Metal: arguments of different types");
+    static_assert(!is_same_v<element_t<T>, bfloat>, "Metal has no math for bfloat: use float");
+}
+} // namespace detail
 
 #define MSL_UNARY(name, expression)                                                                \
     template <class T> inline T name(T a) {                                                        \
@@ -9,7 +19,8 @@ namespace metal {
             for (int i = 0; i < detail::count_v<T>; i++) a[i] = name((detail::element_t<T>)a[i]);  \
             return a;                                                                              \
         } else {                                                                                   \
-            static_assert(is_floating_point_v<T>, #name " takes floating point");                  \
+            static_assert(is_same_v<T, float> || is_same_v<T, half>,                               \
+                          #name " takes float or half");                                           \
             float x = (float)a;                                                                    \
             return (T)(expression);                                                                \
         }                                                                                          \
@@ -40,9 +51,10 @@ MSL_UNARY_SET
 #undef MSL_UNARY_SET
 #undef MSL_UNARY
 
-// Both arguments of one type, as in Metal, where a mixed call is ambiguous; a literal may convert.
 #define MSL_BINARY(name, expression)                                                               \
-    template <class T> inline T name(T x, detail::identity_t<T> y) {                               \
+    template <class T, class U> inline T name(T x, U other) {                                      \
+        detail::require_alike<T, U>();                                                             \
+        T y = (T)other;                                                                            \
         if constexpr (detail::count_v < T >> 1) {                                                  \
             using E = detail::element_t<T>;                                                        \
             for (int i = 0; i < detail::count_v<T>; i++) x[i] = name((E)x[i], (E)y[i]);            \
@@ -70,13 +82,16 @@ template <class T> inline T abs(T a) {
         return a < 0 ? (T)-a : a;
     }
 }
-template <class T> inline T clamp(T x, detail::identity_t<T> low, detail::identity_t<T> high) {
+template <class T, class U, class V> inline T clamp(T x, U low, V high) {
     return min(max(x, low), high);
 }
 template <class T> inline T saturate(T x) {
     return clamp(x, (T)0, (T)1);
 }
-template <class T> inline T fma(T a, detail::identity_t<T> b, detail::identity_t<T> c) {
+template <class T, class U, class V> inline T fma(T a, U second, V third) {
+    detail::require_alike<T, U>();
+    detail::require_alike<T, V>();
+    T b = (T)second, c = (T)third;
     if constexpr (detail::count_v < T >> 1) {
         using E = detail::element_t<T>;
         for (int i = 0; i < detail::count_v<T>; i++) a[i] = fma((E)a[i], (E)b[i], (E)c[i]);
@@ -85,7 +100,9 @@ template <class T> inline T fma(T a, detail::identity_t<T> b, detail::identity_t
         return (T)__builtin_fmaf((float)a, (float)b, (float)c);
     }
 }
-template <class T> inline T mix(T a, detail::identity_t<T> b, detail::identity_t<T> t) {
+template <class T, class U, class V> inline T mix(T a, U b, V t) {
+    detail::require_alike<T, U>();
+    detail::require_alike<T, V>();
     return a + (b - a) * t;
 }
 template <class T, int N> inline T dot(vec<T, N> a, vec<T, N> b) {

@@ -27,9 +27,23 @@ inline bool takes_part(const msl_simd_round *round, unsigned lane) {
 }
 } // namespace detail
 
+namespace detail {
+template <class T> constexpr void require_exchangeable() {
+    using E = element_t<T>;
+    static_assert(is_arithmetic_v<E> && !is_same_v<E, bool> && sizeof(E) <= 4 && count_v<T> <= 4,
+                  "simd operations take numbers of up to 32 bits and vectors of them");
+}
+template <class T> constexpr void require_reducible() {
+    require_exchangeable<T>();
+    static_assert(sizeof(element_t<T>) > 1 && !is_same_v<element_t<T>, bfloat>,
+                  "simd reductions take float, half, and integers of 16 and 32 bits");
+}
+} // namespace detail
+
 // Tree order: neighbours 16 apart first. The hardware's order is unknown; so tests take tolerances.
 #define MSL_REDUCE(name, identity, combine)                                                        \
     template <class T> MSL_COLLECTIVE T name(T value) {                                            \
+        detail::require_reducible<T>();                                                            \
         msl_simd_round *round = msl_simd_exchange(&value, sizeof value, MSL_SITE);                 \
         T *result = (T *)round->result;                                                            \
         if (!round->done) {                                                                        \
@@ -61,6 +75,7 @@ MSL_REDUCE(simd_xor, 0, a ^ b)
 // `source` may lie outside the simdgroup: then the lane keeps its own value, as on the hardware.
 #define MSL_SHUFFLE(name, source)                                                                  \
     template <class T> MSL_COLLECTIVE T name(T value, ushort k) {                                  \
+        detail::require_exchangeable<T>();                                                         \
         msl_simd_round *round = msl_simd_exchange(&value, sizeof value, MSL_SITE);                 \
         int lane = (int)msl_lane(), from = (source);                                               \
         if (from < 0 || from > 31) return value;                                                   \
@@ -82,12 +97,14 @@ MSL_SHUFFLE(quad_broadcast, (lane & ~3) + (k & 3))
 #undef MSL_SHUFFLE
 
 template <class T> MSL_COLLECTIVE T simd_broadcast_first(T value) {
+    detail::require_exchangeable<T>();
     msl_simd_round *round = msl_simd_exchange(&value, sizeof value, MSL_SITE);
     return detail::lane_value<T>(round, (unsigned)__builtin_ctz(round->mask));
 }
 
 #define MSL_SCAN(name, inclusive, identity, op)                                                    \
     template <class T> MSL_COLLECTIVE T name(T value) {                                            \
+        detail::require_reducible<T>();                                                            \
         msl_simd_round *round = msl_simd_exchange(&value, sizeof value, MSL_SITE);                 \
         T result = (T)(identity);                                                                  \
         for (unsigned i = 0; i < msl_lane() + (inclusive); i++)                                    \
