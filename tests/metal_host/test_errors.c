@@ -5,6 +5,7 @@
 
 #include "backend/metal/metal.h"
 #include "harness.h"
+#include "lily.h"
 
 enum { PROMPT = 9 };
 static const int32_t ids[PROMPT] = {5, 6, 700, 8, 900, 10, 11, 12, 1300};
@@ -202,6 +203,34 @@ static void chunks_are_bounded_in_time(void **state) {
     emulate(false, 0);
 }
 
+/* The same through the engine, whose own loop runs one step ahead: the request fails with the
+ * device's message, for which the server answers 503, and the next request gives the right text. */
+static void the_engine_goes_on(void **state) {
+    (void)state;
+    lily_engine_options o = {.backend = "metal", .context = 256, .threads = 1};
+    lily_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
+    lily_request request = {.prompt = ids,
+                            .n_prompt = PROMPT,
+                            .max_tokens = 6,
+                            .sampling = &greedy,
+                            .ignore_eos = true};
+    lily_engine *engine;
+    lily_session *session;
+    lily_result result;
+    lily_err err;
+    ok(lily_engine_open(&o, &engine, &err), &err);
+    ok(lily_session_new(engine, 0, &session, &err), &err);
+    for (uint32_t skip = 0; skip < 6; skip++) {
+        metal_emu_inject(skip, MTLCommandBufferErrorInternal, 9, true);
+        expect(lily_generate(session, &request, &result, &err), &err, "error 1 of the GPU");
+        ok(lily_generate(session, &request, &result, &err), &err);
+        assert_int_equal(result.output_tokens, 6);
+        assert_int_equal(result.cached_tokens, 0);
+    }
+    lily_session_free(session);
+    lily_engine_close(engine);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failed_prompt_chunk),
@@ -211,6 +240,7 @@ int main(void) {
         cmocka_unit_test(a_pipeline_with_too_few_threads),
         cmocka_unit_test(a_spoilt_state),
         cmocka_unit_test(chunks_are_bounded_in_time),
+        cmocka_unit_test(the_engine_goes_on),
         cmocka_unit_test(wrong_weights_are_refused),
     };
     return cmocka_run_group_tests_name("metal errors", tests, set_up, tear_down);
