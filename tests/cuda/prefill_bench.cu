@@ -18,6 +18,7 @@
 #include "backend/cuda/kernels/prefill_attention.cu"
 #include "backend/cuda/kernels/prefill_deltanet.cu"
 #include "backend/cuda/kernels/prefill_norm.cu"
+#include "backend/cuda/kernels/prefill_route.cu"
 namespace portable {
 #include "backend/cuda/kernels/portable_moe.cu"
 } // namespace portable
@@ -370,8 +371,8 @@ static moe make_moe(int rows, int used) {
 }
 static cuda_groups run_routing(const moe &m, int rows, int height) {
     RUN(portable::route, blocks(rows, 4), 1, 128, 0, m.scores, m.routing, rows);
-    RUN(portable::group, 1, 1, 1024, 0, m.routing, rows, height, m.begin, m.blocks, m.n_blocks,
-        m.pairs, m.places);
+    RUN(prompt_group, 1, 1, GROUP_THREADS, 0, m.routing, rows, height, m.begin, m.blocks,
+        m.n_blocks, m.pairs, m.places);
     cuda_groups g = {m.begin, m.blocks, m.n_blocks, m.pairs, 0, 0};
     return g;
 }

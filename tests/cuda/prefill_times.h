@@ -64,7 +64,7 @@ static void time_moe(int rows, int first_tile, int end_tile) {
         snprintf(name, sizeof name, "128x%d", tile.n);
         cuda_groups g = run_routing(m, rows, tile.n);
         us = microseconds(6, [&](int) {
-            RUN(portable::group, 1, 1, 1024, 0, m.routing, rows, tile.n, m.begin, m.blocks,
+            RUN(prompt_group, 1, 1, GROUP_THREADS, 0, m.routing, rows, tile.n, m.begin, m.blocks,
                 m.n_blocks, m.pairs, m.places);
         });
         report("group", name, rows, us, 0, each * 16);

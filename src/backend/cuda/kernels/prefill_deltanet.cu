@@ -110,7 +110,7 @@ __device__ __forceinline__ void load_b_across(uint32_t (&b)[4], shared_at tile, 
 
 enum { PIECES_THREADS = 128, A_STRIDE = PIECE + 4 };
 enum { Q_AT = 0, K_AT = 16384, V_AT = 32768, T_AT = 49152 }; /* A lies where T will */
-enum { PIECES_SHARED = T_AT + 4 * PIECE * PIECE * 2 };
+enum { PIECES_SHARED = T_AT + PIECE * A_STRIDE * 4 };
 
 /* c[64] and beta[64] of a piece from ba[r] = b, a: c the running sums of the logarithms of the
  * decays. 64 threads at least; barriers inside. */
@@ -136,10 +136,15 @@ __device__ __forceinline__ void piece_gates(const float *ba, const float *rate,
     __syncthreads();
 }
 
-/* Column j = own of the inverse of 1 + A, A strictly lower, by substitution, in registers. */
-__device__ __forceinline__ void substitute(const float *a, int own, float (&x)[PIECE]) {
+/* T in blocks of 32: both on the diagonal by substitution, a column a thread, then the one below
+ * them as -T22 (A21 T11). All float32. Blocks of T have rows of T_STRIDE floats. */
+enum { HALF = PIECE / 2, T_STRIDE = HALF + 4, T_BLOCK = HALF * T_STRIDE };
+
+/* Column own of the inverse of 1 + a, a[HALF][HALF] strictly lower. */
+__device__ __forceinline__ void substitute(const float *a, int own, float *t) {
+    float x[HALF];
 #pragma unroll
-    for (int i = 0; i < PIECE; i++) {
+    for (int i = 0; i < HALF; i++) {
         float s[4] = {i == own ? 1.0f : 0.0f, 0, 0, 0};
 #pragma unroll
         for (int m = 0; m < i; m += 4) {
@@ -150,15 +155,68 @@ __device__ __forceinline__ void substitute(const float *a, int own, float (&x)[P
             if (m + 3 < i) s[3] = fmaf(-row.w, x[m + 3], s[3]);
         }
         x[i] = (s[0] + s[1]) + (s[2] + s[3]);
+        t[i * T_STRIDE + own] = x[i];
     }
 }
 
-/* x as the sum of two bf16, into place (i, j) of two tiles of 64 x 128 bytes. */
-__device__ __forceinline__ void store_split(char *high, char *low, int i, int j, float x) {
-    uint32_t at = tile_at<128>(i, j / 8) + j % 8 * 2;
-    bf16 top = to_bf16(x);
-    *(bf16 *)(high + at) = top;
-    *(bf16 *)(low + at) = to_bf16(x - bf16_float(top));
+/* out[HALF][HALF] = sign * a b; a thread eight columns of a row. */
+__device__ __forceinline__ void multiply_block(const float *a, int stride, const float *b,
+                                               float sign, float *out) {
+    int i = threadIdx.x / 4, j = threadIdx.x % 4 * 8;
+    float sum[8] = {};
+#pragma unroll
+    for (int m = 0; m < HALF; m += 4) {
+        float4 row = *(const float4 *)(a + i * stride + m);
+        const float of_row[4] = {row.x, row.y, row.z, row.w};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            float4 x = *(const float4 *)(b + (m + k) * T_STRIDE + j);
+            float4 y = *(const float4 *)(b + (m + k) * T_STRIDE + j + 4);
+            sum[0] = fmaf(of_row[k], x.x, sum[0]), sum[1] = fmaf(of_row[k], x.y, sum[1]);
+            sum[2] = fmaf(of_row[k], x.z, sum[2]), sum[3] = fmaf(of_row[k], x.w, sum[3]);
+            sum[4] = fmaf(of_row[k], y.x, sum[4]), sum[5] = fmaf(of_row[k], y.y, sum[5]);
+            sum[6] = fmaf(of_row[k], y.z, sum[6]), sum[7] = fmaf(of_row[k], y.w, sum[7]);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) out[i * T_STRIDE + j + k] = sign * sum[k];
+}
+
+/* t[3] = T11, T22, T21 from a [PIECE][A_STRIDE], whose first rows are used as scratch. */
+__device__ __forceinline__ void invert(float *a, float *t) {
+    int tid = threadIdx.x, block = tid / HALF;
+    if (tid < PIECE) {
+        substitute(a + block * HALF * (A_STRIDE + 1), tid % HALF, t + block * T_BLOCK);
+    }
+    __syncthreads();
+    multiply_block(a + HALF * A_STRIDE, A_STRIDE, t, 1, a);
+    __syncthreads();
+    multiply_block(t + T_BLOCK, T_STRIDE, a, -1, t + 2 * T_BLOCK);
+    __syncthreads();
+}
+
+/* T with its columns scaled, as the sum of two bf16 tiles of 64 x 128 bytes: half a row a thread.
+ */
+__device__ __forceinline__ void store_split(const float *t, const float *scale, char *high,
+                                            char *low) {
+    int i = threadIdx.x / 2, right = threadIdx.x % 2;
+    const float *row = t + (i < HALF ? 0 : right ? T_BLOCK : 2 * T_BLOCK) + i % HALF * T_STRIDE;
+    bool zero = i < HALF && right;
+#pragma unroll
+    for (int part = 0; part < HALF / 8; part++) {
+        uint32_t top[4], rest[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            int j = part * 8 + k * 2;
+            float x = zero ? 0 : row[j] * scale[right * HALF + j];
+            float y = zero ? 0 : row[j + 1] * scale[right * HALF + j + 1];
+            top[k] = bf16_pair(x, y);
+            rest[k] = bf16_pair(x - bf16_float((bf16)top[k]), y - bf16_float((bf16)(top[k] >> 16)));
+        }
+        uint32_t at = tile_at<128>(i, right * 4 + part);
+        *(uint4 *)(high + at) = make_uint4(top[0], top[1], top[2], top[3]);
+        *(uint4 *)(low + at) = make_uint4(rest[0], rest[1], rest[2], rest[3]);
+    }
 }
 
 /* The warp's 16 rows of (high + low)[64, 64] x[64, 128]. */
@@ -185,11 +243,11 @@ __device__ __forceinline__ void multiply_split(float (&acc)[16][4], shared_at hi
 
 /* Arrays over [value head][piece]: decays float [64]; w bf16 [64][128]; p bf16 [64][64]; u float
  * [64][128]. Grid: pieces in x, value heads in y. */
-KERNEL __launch_bounds__(PIECES_THREADS)
+KERNEL __launch_bounds__(PIECES_THREADS, 3)
     delta_pieces(const bf16 *channels, const float *ba, const float *rate, const float *dt_bias,
                  const cuda_slot *slot, int rows, float *decays, bf16 *w, bf16 *p, float *u) {
     DYNAMIC_SHARED(char, shared);
-    __shared__ float c[PIECE], beta[PIECE];
+    __shared__ float c[PIECE], beta[PIECE], faded[PIECE]; /* faded: beta exp(c) */
     int head = blockIdx.y, key_head = head / (V_HEADS / K_HEADS), tid = threadIdx.x;
     int lane = tid % 32, m = tid / 32 * 16;
     int64_t piece = (int64_t)head * gridDim.x + blockIdx.x;
@@ -201,7 +259,10 @@ KERNEL __launch_bounds__(PIECES_THREADS)
     copy_channels<PIECES_THREADS>(at + V_AT, channels, 2 * K_DIM + head * DIM, in);
     copy_commit();
     piece_gates(ba, rate, dt_bias, head, in, c, beta);
-    if (tid < PIECE) decays[piece * PIECE + tid] = c[tid];
+    if (tid < PIECE) {
+        decays[piece * PIECE + tid] = c[tid];
+        faded[tid] = beta[tid] * expf(c[tid]);
+    }
     copy_wait<1>();
     __syncthreads();
 
@@ -236,23 +297,15 @@ KERNEL __launch_bounds__(PIECES_THREADS)
         }
     __syncthreads();
 
-    float x[PIECE];
-    if (tid < PIECE) substitute(a, tid, x);
-    __syncthreads(); /* A has been read: T with beta, T with beta exp(c), two parts each */
-    char *t = shared + T_AT;
+    float *t = (float *)(shared + Q_AT); /* queries have been read */
+    invert(a, t);
+    char *tile = shared + T_AT; /* as has A */
     enum { TILE = PIECE * PIECE * 2 };
-    if (tid < PIECE) {
-        float scale = beta[tid], faded = scale * expf(c[tid]);
-#pragma unroll
-        for (int i = 0; i < PIECE; i++) {
-            store_split(t, t + TILE, i, tid, x[i] * scale);
-            store_split(t + 2 * TILE, t + 3 * TILE, i, tid, x[i] * faded);
-        }
-    }
+    store_split(t, faded, tile, tile + TILE);
     copy_wait<0>();
     __syncthreads();
     float acc[16][4];
-    multiply_split(acc, at + T_AT + 2 * TILE, at + T_AT + 3 * TILE, at + K_AT, m);
+    multiply_split(acc, at + T_AT, at + T_AT + TILE, at + K_AT, m);
 #pragma unroll
     for (int n = 0; n < 16; n++)
 #pragma unroll
@@ -261,6 +314,9 @@ KERNEL __launch_bounds__(PIECES_THREADS)
             *(uint32_t *)(w + (piece * PIECE + i) * DIM + j) =
                 bf16_pair(acc[n][2 * half], acc[n][2 * half + 1]);
         }
+    __syncthreads();
+    store_split(t, beta, tile, tile + TILE);
+    __syncthreads();
     multiply_split(acc, at + T_AT, at + T_AT + TILE, at + V_AT, m);
 #pragma unroll
     for (int n = 0; n < 16; n++)
