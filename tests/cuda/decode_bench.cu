@@ -227,6 +227,7 @@ static void launch(Model &m, const cuda_slot *slot, int n_layers) {
     decode_args a = m.a;
     a.slot = slot;
     a.n_layers = n_layers;
+    a.pick = 1;
     a.barrier = barrier_count;
     for (int l = 0; l < n_layers; l++) {
         barrier_count += (uint32_t)(((l + 1) % SHAPE_ATTENTION_EVERY == 0 ? 5 : 4) * blocks);
@@ -612,7 +613,7 @@ static void profile(Model &m, const cuda_slot *slot, int n_layers) {
                                       {"project", "attend", "out", "route", "experts"}};
     size_t n_stages = 1;
     for (int l = 0; l < n_layers; l++) n_stages += (l + 1) % 4 == 0 ? 5 : 4;
-    size_t n = n_stages * (size_t)blocks * 8;
+    size_t n = n_stages * (size_t)blocks * DECODE_MARKS;
     CHECK(cudaMalloc(&m.a.clocks, n * 8));
     CHECK(cudaMemset(m.a.clocks, 0, n * 8));
     launch(m, slot, n_layers);
@@ -620,13 +621,13 @@ static void profile(Model &m, const cuda_slot *slot, int n_layers) {
     CHECK(cudaDeviceSynchronize());
     std::vector<long long> t = fetch_array(m.a.clocks, n);
     auto at = [&](size_t stage, int block, int mark) {
-        return t[(stage * (size_t)blocks + (size_t)block) * 8 + (size_t)mark];
+        return t[(stage * (size_t)blocks + (size_t)block) * DECODE_MARKS + (size_t)mark];
     };
     /* Cycles from the stage's beginning to each mark, averaged over blocks and layers; then the
      * longest block, and the shortest time from a block's arrival to the next stage. */
     for (int kind = 0; kind < 2; kind++) {
         for (int i = 0; i < (kind ? 5 : 4); i++) {
-            double sum[8] = {}, count[8] = {}, longest = 0, gap = 0, total = 0;
+            double sum[DECODE_MARKS] = {}, count[DECODE_MARKS] = {}, longest = 0, gap = 0, total = 0;
             int layers = 0;
             size_t stage = 0;
             for (int l = 0; l < n_layers; stage += (l + 1) % 4 == 0 ? 5 : 4, l++) {
@@ -635,7 +636,7 @@ static void profile(Model &m, const cuda_slot *slot, int n_layers) {
                 long long most = 0, least = 1ll << 60, all = 0;
                 for (int b = 0; b < blocks; b++) {
                     size_t s = stage + (size_t)i;
-                    for (int k = 1; k < 8; k++) {
+                    for (int k = 1; k < DECODE_MARKS; k++) {
                         if (!at(s, b, k)) continue;
                         sum[k] += (double)(at(s, b, k) - at(s, b, 0));
                         count[k] += 1;
@@ -649,7 +650,7 @@ static void profile(Model &m, const cuda_slot *slot, int n_layers) {
                 total += (double)all / blocks;
             }
             printf("  %-9s %-8s marks", kind ? "attention" : "delta", names[kind][i]);
-            for (int k = 1; k < 8; k++) printf(" %5.0f", count[k] ? sum[k] / count[k] : 0.0);
+            for (int k = 1; k < DECODE_MARKS; k++) printf(" %5.0f", count[k] ? sum[k] / count[k] : 0.0);
             printf("  longest %5.0f  barrier %5.0f  stage %5.0f\n", longest / layers, gap / layers,
                    total / layers);
         }

@@ -1,3 +1,5 @@
 #include "backend/cuda/cuda.h"
 
-const struct cuda_path *const cuda_paths[] = {&cuda_path_portable, NULL};
+extern const struct cuda_path cuda_path_decode; /* decode.c */
+
+const struct cuda_path *const cuda_paths[] = {&cuda_path_decode, &cuda_path_portable, NULL};

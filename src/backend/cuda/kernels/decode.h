@@ -47,17 +47,18 @@ struct decode_args {
     DEV(struct cuda_result) result;
     DEV(int32_t) finite;            /* becomes 0 when something was NaN or too large */
     DEV(float) logits;              /* [V] */
-    DEV(long long) clocks;          /* NULL, or [stages][blocks][8] (profiling) */
+    DEV(long long) clocks;          /* NULL, or [stages][blocks][DECODE_MARKS] (profiling) */
     int32_t n_layers;
     int32_t vocab_used;
     uint32_t barrier;               /* value of counter[0] before this step */
-    int32_t reserved;
+    int32_t pick;                   /* the largest logit is this step's token */
 };
 
 enum {
     DECODE_THREADS = 640,
     DECODE_SHARED = 231 * 1024 - 4096, /* bytes of shared memory, all that a block may have */
     DECODE_FIXED_BITS = 28,
+    DECODE_MARKS = 12,
     DECODE_INNER = 32 /* inner units of an expert per block */
 };
 

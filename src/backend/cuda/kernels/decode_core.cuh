@@ -162,7 +162,6 @@ __device__ __forceinline__ float bf16_high(uint32_t pair) {
 }
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
-__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 template <int FIRST = 16> __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

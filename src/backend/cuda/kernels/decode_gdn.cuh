@@ -12,7 +12,7 @@ namespace decode {
 struct GdnShared {
     float q[128], k[128], v[128], z[128]; /* after the convolution; z: norm weight * silu(z) */
     alignas(16) float d[128], y[128];
-    float squares[4], beta, decay;
+    float squares[4], beta, decay, kn; /* kn: 1 / |k| */
     alignas(16) Quantised quantised;
     alignas(16) float parts[WARPS][2][128]; /* of state^T k and state^T q, 8 rows each */
 };
@@ -21,13 +21,6 @@ static_assert(sizeof(GdnShared) <= WORK, "fits");
 __device__ __forceinline__ float dot4(float4 a, float4 b) {
     return (a.x * b.x + a.y * b.y) + (a.z * b.z + a.w * b.w);
 }
-
-/* What a thread must remember until the stage has been announced. */
-struct GdnKept {
-    int slot;    /* of the state's first chunk */
-    float kn;    /* 1 / |k| */
-    float h1, h2, u;
-};
 
 /* A thread's channel: 128 each of q, k, v and z; their place in the projection. */
 __device__ __forceinline__ int gdn_channel(int tid, int head) {
@@ -39,7 +32,7 @@ __device__ __forceinline__ int gdn_channel(int tid, int head) {
 }
 
 /* Until the head's output lies quantised in shared memory. */
-__device__ __forceinline__ GdnKept delta_front(Worker &w, int layer, const decode_layer &l) {
+__device__ __forceinline__ void delta_front(Worker &w, int layer, const decode_layer &l) {
     GdnShared &g = *reinterpret_cast<GdnShared *>(w.s.work);
     const int head = (int)blockIdx.x / OUT_PARTS, i = w.tid & 127;
     const int channel = gdn_channel(w.tid, head);
@@ -61,7 +54,8 @@ __device__ __forceinline__ GdnKept delta_front(Worker &w, int layer, const decod
     if (w.warp == 15) {
         const float *gates = proj + CONV + VDIM + head;
         float b = __ldcg(gates), a = __ldcg(gates + VHEADS);
-        float decay = expf(-rate * softplus(a + dt));
+        float x = a + dt, plus = fmaxf(x, 0.0f) + __logf(1.0f + __expf(-fabsf(x)));
+        float decay = __expf(-rate * plus);
         if (w.lane == 0) g.beta = sigmoid(b), g.decay = decay;
     }
     float c = history ? tap.x * h0 + tap.y * h1 + tap.z * h2 + tap.w * u : u;
@@ -93,7 +87,7 @@ __device__ __forceinline__ GdnKept delta_front(Worker &w, int layer, const decod
     reinterpret_cast<float4 *>(g.parts[w.warp][1])[w.lane] = p;
     float4 k4 = reinterpret_cast<const float4 *>(g.k)[w.lane];
     float kn = rsqrtf(warp_sum(dot4(k4, k4)) + 1e-6f);
-    GdnKept kept = {w.run.slot, kn, h1, h2, u};
+    if (w.tid == 0) g.kn = kn;
     w.run.slot = step_slot(w.run, w.run.slot, STATE_SLOTS);
     sync_consumers();
     w.mark(3);
@@ -122,34 +116,38 @@ __device__ __forceinline__ GdnKept delta_front(Worker &w, int layer, const decod
     }
     sync_consumers();
     w.mark(4);
-    return kept;
 }
 
 /* While the others arrive: S <- e S + k d^T for rows 32 part .. + 31, and the history. */
-__device__ __forceinline__ void delta_shadow(Worker &w, int layer, const GdnKept &kept) {
+__device__ __forceinline__ void delta_shadow(Worker &w, int layer) {
     GdnShared &g = *reinterpret_cast<GdnShared *>(w.s.work);
     const int head = (int)blockIdx.x / OUT_PARTS, part = (int)blockIdx.x % OUT_PARTS;
     const int kind = kind_index(layer), what = w.tid >> 7;
+    const int slot = w.s.project_chunks[0] % SLOTS; /* of the state's first chunk */
     if (w.warp >> 2 == part) {
-        const unsigned char *chunk = w.s.ring + step_slot(w.run, kept.slot, part) * SLOT;
+        const unsigned char *chunk = w.s.ring + step_slot(w.run, slot, part) * SLOT;
         const float4 *rows =
             reinterpret_cast<const float4 *>(chunk) + (w.warp & 3) * 8 * 32 + w.lane;
         float4 d = reinterpret_cast<const float4 *>(g.d)[w.lane];
-        float decay = g.decay;
+        float decay = g.decay, kn = g.kn;
         float4 *to = reinterpret_cast<float4 *>(w.s.slot.state_out) +
                      (((size_t)kind * VHEADS + head) * 128 + 8 * w.warp) * 32 + w.lane;
-#pragma unroll 4
+#pragma unroll 2
         for (int j = 0; j < 8; j++) {
-            float k = g.k[8 * w.warp + j] * kept.kn;
+            float k = g.k[8 * w.warp + j] * kn;
             float4 x = rows[32 * j];
             to[32 * j] = {fmaf(k, d.x, decay * x.x), fmaf(k, d.y, decay * x.y),
                           fmaf(k, d.z, decay * x.z), fmaf(k, d.w, decay * x.w)};
         }
     }
-    w.leave_from(kept.slot, STATE_SLOTS);
+    w.leave_from(slot, STATE_SLOTS);
     if (part == 0 && (what == 2 || (what < 2 && head % 2 == 0))) {
-        float *to = w.s.slot.conv_out + (size_t)kind * 3 * CONV + gdn_channel(w.tid, head);
-        to[0] = kept.h1, to[CONV] = kept.h2, to[2 * CONV] = kept.u;
+        int channel = gdn_channel(w.tid, head);
+        const float *from = w.s.slot.conv_in + (size_t)kind * 3 * CONV + channel;
+        float *to = w.s.slot.conv_out + (size_t)kind * 3 * CONV + channel;
+        to[0] = __ldg(from + CONV);
+        to[CONV] = __ldg(from + 2 * CONV);
+        to[2 * CONV] = __ldcg(w.a.x.proj + channel);
     }
 }
 

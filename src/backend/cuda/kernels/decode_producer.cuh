@@ -8,15 +8,15 @@
 
 namespace decode {
 
-/* Chunks on their way at once: more would delay the barriers' own traffic. */
-#ifndef DECODE_IN_FLIGHT
-#define DECODE_IN_FLIGHT 3
-#endif
+/* Chunks on their way at once while barriers are waited for: more would delay the barriers' own
+ * traffic. Experts and head are waited for themselves and come as fast as they can. */
+constexpr int IN_FLIGHT = 2;
 
 struct Producer {
     Shared &s;
     unsigned phases; /* bit i: parity of the next use of slot i */
     Run run;
+    bool eager;      /* no limit */
     unsigned flying; /* the last chunks' slots, 8 bits each: slot + 16 parity; 0xff: none */
 
     __device__ __forceinline__ void begin_run(int base, int mod, int slot) {
@@ -26,9 +26,9 @@ struct Producer {
         int slot = run.slot;
         unsigned phase = phases >> slot & 1;
         barrier_wait(&s.empty[slot], phase ^ 1);
-        unsigned old = flying >> (8 * (DECODE_IN_FLIGHT - 1)) & 0xff;
+        unsigned old = flying >> (8 * (IN_FLIGHT - 1)) & 0xff;
         /* A slot that has been used again since has surely been landed in; its parity would lie. */
-        if (old != 0xff && (phases >> (old & 15) & 1) != old >> 4) {
+        if (!eager && old != 0xff && (phases >> (old & 15) & 1) != old >> 4) {
             barrier_wait(&s.full[old & 15], old >> 4);
         }
         flying = flying << 8 | (unsigned)slot | phase << 4;
@@ -43,17 +43,8 @@ struct Producer {
         bulk_copy(to, from, bytes, &s.full[run.slot]);
     }
     __device__ __forceinline__ void end() { run.slot = step_slot(run, run.slot, 1); }
-    /* One contiguous piece in chunks of at most `chunk` bytes. */
-    __device__ __forceinline__ void stream(const uint8_t *from, unsigned bytes, unsigned chunk) {
-#pragma unroll 1
-        for (unsigned at = 0; at < bytes; at += chunk) {
-            unsigned n = min(chunk, bytes - at);
-            copy(begin(n), from + at, n);
-            end();
-        }
-    }
 };
-static_assert(DECODE_IN_FLIGHT <= 4, "fits into a word");
+static_assert(IN_FLIGHT <= 4, "fits into a word");
 
 /* Descending, by compare and exchange; N is a power of two. */
 template <int N> __device__ __forceinline__ void sort_down(uint32_t (&key)[N]) {
@@ -137,117 +128,158 @@ __device__ __forceinline__ void choose(const float *scores, Shared &s) {
 }
 static_assert(EXPERTS % 32 == 0 && EXPERTS <= 256, "as many for each lane, a byte for the number");
 
-/* Chunks [from, to) of a projection's share. */
-__device__ __forceinline__ void produce_project(Producer &p, const uint8_t *tiles, Share share,
-                                                int from, int to) {
-    const uint8_t *at = tiles + (size_t)share.first * SLICES * TILE_WIDE_BYTES;
-    unsigned bytes = (unsigned)share.n * SLICES * TILE_WIDE_BYTES;
-    unsigned begin = (unsigned)from * SLOT, end = min(bytes, (unsigned)to * SLOT);
-    if (begin < end) p.stream(at + begin, end - begin, SLOT);
-}
+/* A piece of the stream: n chunks of at most `chunk` bytes, each from one place or, for a context,
+ * as many bytes from a second one. */
+struct Piece {
+    const uint8_t *from, *second;
+    unsigned bytes, chunk;
+    int n;
+};
 
-__device__ __forceinline__ void produce_context(Producer &p, int layer) {
-    const Context &c = p.s.context;
-    const cuda_slot &slot = p.s.slot;
-    size_t row = ((size_t)kind_index(layer) * KV_HEADS + c.kv) * (size_t)slot.capacity + c.first;
-    const uint16_t *keys = slot.keys + row * HEAD, *values = slot.values + row * HEAD;
+__device__ __forceinline__ void issue(Producer &p, const Piece &piece) {
+    unsigned at = 0;
 #pragma unroll 1
-    for (int i = 0; i < c.mine; i += KV_TOKENS) {
-        /* This token's own row comes from its projection, not from the cache. */
-        int old = min(KV_TOKENS, min(c.mine, c.n - 1 - c.first) - i);
-        unsigned bytes = (unsigned)max(old, 0) * HEAD * 2;
-        unsigned char *to = p.begin(2 * bytes);
-        if (bytes) {
-            p.copy(to, keys + (size_t)i * HEAD, bytes);
-            p.copy(to + KV_CHUNK, values + (size_t)i * HEAD, bytes);
-        }
+    for (int i = 0; i < piece.n; i++, at += piece.chunk) {
+        unsigned bytes = at < piece.bytes ? min(piece.chunk, piece.bytes - at) : 0;
+        unsigned char *to = p.begin(piece.second ? 2 * bytes : bytes);
+        if (bytes) p.copy(to, piece.from + at, bytes);
+        if (bytes && piece.second) p.copy(to + KV_CHUNK, piece.second + at, bytes);
         p.end();
     }
 }
 
-__device__ __forceinline__ void produce_mixer(Producer &p, const decode_layer &w, int layer) {
-    bool attention = is_attention(layer), out = has_out(attention);
-    if (attention) {
-        produce_context(p, layer);
-    } else if (out) {
-        const float *state =
-            p.s.slot.state_in +
-            ((size_t)kind_index(layer) * VHEADS + blockIdx.x / OUT_PARTS) * (128 * 128);
-        p.stream(reinterpret_cast<const uint8_t *>(state), STATE_SLOTS * STATE_CHUNK, STATE_CHUNK);
-    }
-    if (out) {
-        p.stream(w.out + (size_t)blockIdx.x * (OUT_TILES * TILE_WIDE_BYTES),
-                 OUT_TILES * TILE_WIDE_BYTES, SLOT);
-    }
+/* The parts of a layer's stream, in order. */
+enum Part { REST, MIXER, OUT, ROUTER, NEXT, FIRST_HALF, SECOND_HALF, PARTS };
+
+/* Rows of keys and values before this token, whose own row comes from its projection. */
+__device__ __forceinline__ Piece context_piece(const Shared &s, int layer) {
+    const Context &c = s.context;
+    size_t row = ((size_t)kind_index(layer) * KV_HEADS + c.kv) * (size_t)s.slot.capacity + c.first;
+    unsigned old = (unsigned)min(c.mine, c.n - 1 - c.first);
+    return {reinterpret_cast<const uint8_t *>(s.slot.keys + row * HEAD),
+            reinterpret_cast<const uint8_t *>(s.slot.values + row * HEAD), old * HEAD * 2, KV_CHUNK,
+            chunks(c.mine, KV_TOKENS)};
 }
 
-__device__ __forceinline__ void produce_route(Producer &p, const decode_layer &w) {
-    int b = blockIdx.x;
-    if (b >= SHARED_TILES + ROUTER_TILES) return;
-    bool shared = b < SHARED_TILES;
-    unsigned bytes = SLICES * (shared ? TILE_WIDE_BYTES : TILE_BYTE_BYTES);
-    const uint8_t *from = shared ? w.shared_in + (size_t)b * bytes
-                                 : w.router + (size_t)(b - SHARED_TILES) * bytes;
-    p.stream(from, bytes, shared ? SLOT : BYTE_PER_SLOT * TILE_BYTE_BYTES);
-}
-
-__device__ __forceinline__ void produce_experts(Producer &p, const decode_layer &w, bool routed) {
-    constexpr size_t DOWN_SLICE = (size_t)DOWN_TILES * TILE_DOWN_BYTES;
-    constexpr unsigned DOWN_CHUNK = DOWN_PER_SLOT * TILE_DOWN_BYTES;
-    Share slices = p.s.shared_slices;
-    const uint8_t *down = w.shared_out + (size_t)slices.first * DOWN_SLICE;
-    if (routed) {
-        constexpr unsigned in = 2 * SLICES * TILE_WIDE_BYTES;
-        size_t job = (size_t)p.s.chosen * EXPERT_JOBS + blockIdx.x % EXPERT_JOBS;
-        p.stream(w.gate_up + job * in, in, SLOT);
-        down = w.down + job * DOWN_SLICE;
-        slices.n = 1;
+/* Part of layer `layer`; kind: 0 DeltaNet, 1 attention, 2 head, of this layer and the next. */
+__device__ __forceinline__ Piece piece_of(const Shared &s, Part part, int layer, int kind, int next,
+                                          const uint8_t *next_tiles, bool routed,
+                                          int slice) {
+    constexpr unsigned DOWN_SLICE = DOWN_TILES * TILE_DOWN_BYTES;
+    constexpr unsigned IN = 2 * SLICES * TILE_WIDE_BYTES;
+    const decode_layer &w = s.layers[1][0];
+    const int b = blockIdx.x;
+    Piece p = {nullptr, nullptr, 0, SLOT, -1};
+    if (part == REST || part == NEXT) {
+        int of = part == REST ? kind : next;
+        Share share = s.project[of];
+        unsigned bytes = (unsigned)share.n * SLICES * TILE_WIDE_BYTES, split = EARLY * SLOT;
+        p.from = (part == NEXT || kind == 2 ? next_tiles : w.in) +
+                 (size_t)share.first * SLICES * TILE_WIDE_BYTES;
+        if (part == NEXT) {
+            p.bytes = min(bytes, split);
+        } else if (bytes > split) {
+            p.from += split;
+            p.bytes = bytes - split;
+        }
+    } else if (part == MIXER) {
+        if (kind == 1) return context_piece(s, layer);
+        p.chunk = STATE_CHUNK;
+        p.from = reinterpret_cast<const uint8_t *>(
+            s.slot.state_in + ((size_t)kind_index(layer) * VHEADS + b / OUT_PARTS) * (128 * 128));
+        p.bytes = has_out(false) ? STATE_SLOTS * STATE_CHUNK : 0;
+    } else if (part == OUT) {
+        p.from = w.out + (size_t)b * (OUT_TILES * TILE_WIDE_BYTES);
+        p.bytes = has_out(kind == 1) ? OUT_TILES * TILE_WIDE_BYTES : 0;
+    } else if (part == ROUTER) {
+        bool shared = b < SHARED_TILES;
+        unsigned each = SLICES * (shared ? TILE_WIDE_BYTES : TILE_BYTE_BYTES);
+        p.from = shared ? w.shared_in + (size_t)b * each
+                        : w.router + (size_t)(b - SHARED_TILES) * each;
+        p.bytes = b < SHARED_TILES + ROUTER_TILES ? each : 0;
+        p.chunk = shared ? SLOT : BYTE_PER_SLOT * TILE_BYTE_BYTES;
+    } else {
+        size_t job = (size_t)s.chosen * EXPERT_JOBS + b % EXPERT_JOBS;
+        Share slices = s.shared_slices;
+        if (part == FIRST_HALF) {
+            p.from = w.gate_up + job * IN;
+            p.bytes = routed ? IN : 0;
+        } else {
+            p.from = routed ? w.down + job * DOWN_SLICE
+                            : w.shared_out + (size_t)(slices.first + slice) * DOWN_SLICE;
+            p.bytes = routed || slice < slices.n ? DOWN_SLICE : 0;
+            p.chunk = DOWN_PER_SLOT * TILE_DOWN_BYTES;
+        }
     }
-#pragma unroll 1
-    for (int i = 0; i < slices.n; i++) p.stream(down + i * DOWN_SLICE, DOWN_SLICE, DOWN_CHUNK);
+    if (p.n < 0) p.n = (int)((p.bytes + p.chunk - 1) / p.chunk);
+    return p;
 }
 
-/* The whole warp; lane 0 issues. */
+/* The whole warp; lane 0 issues. One loop over all parts of all layers, so that the few
+ * instructions of a piece stay at hand. */
 __device__ __forceinline__ void produce(const decode_args &a, Shared &s) {
     int lane = threadIdx.x & 31;
     bool leads = lane == 0, routed = (int)blockIdx.x < ROUTED_JOBS;
     constexpr int WORDS = sizeof(decode_layer) / 4;
-    Producer p = {s, 0, {0, SLOTS, 0}, 0xffffffffu};
+    Producer p = {s, 0, {0, SLOTS, 0}, false, 0xffffffffu};
     unsigned target = a.barrier;
-    const uint8_t *tiles = a.layers[0].in;
-    if (leads) produce_project(p, tiles, s.project[is_attention(0)], 0, EARLY);
+    int layer = -1, kind = 0, part = NEXT, next = is_attention(0), slice = 0;
+    const uint8_t *next_tiles = a.layers[0].in;
+#ifdef DECODE_PROFILE
+    int stage = -1; /* of this layer's experts */
+    auto mark = [&](int m) {
+        size_t at = ((size_t)stage * gridDim.x + blockIdx.x) * DECODE_MARKS + m;
+        if (a.clocks && leads && layer >= 0) a.clocks[at] = clock64();
+    };
+#else
+    auto mark = [](int) {};
+#endif
 #pragma unroll 1
-    for (int l = 0; l < a.n_layers; l++) {
-        bool attention = is_attention(l), last = l + 1 == a.n_layers;
-        decode_layer &w = s.layers[1][0];
-        __syncwarp();
-        if (lane < WORDS) {
-            reinterpret_cast<uint32_t *>(&w)[lane] =
-                __ldg(reinterpret_cast<const uint32_t *>(a.layers + l) + lane);
-        }
-        __syncwarp();
-        target += (attention ? 4u : 3u) * gridDim.x; /* up to the router's barrier */
-        if (leads) {
-            p.begin_run(0, SLOTS, min(EARLY, s.project_chunks[attention]));
-            produce_project(p, tiles, s.project[attention], EARLY, 1 << 16);
-            produce_mixer(p, w, l);
-            produce_route(p, w);
-            tiles = last ? a.lm_head : a.layers[l + 1].in;
+    for (;;) {
+        asm volatile("" : "+r"(part));
+        if (part == REST) {
+            kind = next;
+            p.begin_run(0, SLOTS, min(EARLY, s.project_chunks[kind]));
+            if (kind != 2) {
+                bool last = layer + 1 == a.n_layers;
+                next = last ? 2 : is_attention(layer + 1);
+                next_tiles = last ? a.lm_head : a.layers[layer + 1].in;
+                if (lane < WORDS) {
+                    reinterpret_cast<uint32_t *>(&s.layers[1][0])[lane] =
+                        __ldg(reinterpret_cast<const uint32_t *>(a.layers + layer) + lane);
+                }
+                __syncwarp();
+            }
+        } else if (part == NEXT) {
             p.begin_run(0, SLOTS, 0);
-            produce_project(p, tiles, s.project[last ? 2 : is_attention(l + 1)], 0, EARLY);
+        } else if (part == FIRST_HALF) {
             p.begin_run(EARLY, EXPERT_SLOTS, EARLY);
+            slice = 0;
+#ifdef DECODE_PROFILE
+            stage += kind == 1 ? 5 : 4;
+#endif
+            mark(8);
+            target += (kind == 1 ? 4u : 3u) * gridDim.x; /* the router's barrier */
+            /* The first time in vain, while others arrive, to have the instructions at hand. */
+#pragma unroll 1
+            for (int i = 0; i < 2 && routed; i++) {
+                if (i == 1 && leads) grid_poll(a.x.counter, target);
+                __syncwarp();
+                if (i == 1) mark(9);
+                choose(a.x.scores, s);
+            }
+            mark(10);
+            target += gridDim.x;
         }
-        if (routed) {
-            if (leads) grid_poll(a.x.counter, target);
-            __syncwarp();
-            choose(a.x.scores, s);
-        }
-        if (leads) produce_experts(p, w, routed);
-        target += gridDim.x;
-    }
-    if (leads) {
-        p.begin_run(0, SLOTS, min(EARLY, s.project_chunks[2]));
-        produce_project(p, tiles, s.project[2], EARLY, 1 << 16);
+        p.eager = part >= FIRST_HALF || kind == 2;
+        Piece piece = piece_of(s, (Part)part, layer, kind, next, next_tiles, routed, slice);
+        if (leads) issue(p, piece);
+        if (part == SECOND_HALF) mark(11);
+        __syncwarp();
+        if (part == REST && kind == 2) break;
+        if (part == SECOND_HALF && !routed && ++slice < s.shared_slices.n) continue;
+        part = layer < 0 || part == SECOND_HALF ? REST : part + 1;
+        if (part == REST) layer++;
     }
 }
 

@@ -45,8 +45,8 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, int 
                                            const decode_layer &l) {
     int slice = w.warp % SLICES;
     const float *norm = kind == PROJECT ? l.input_norm
-                        : kind == ROUTE ? l.post_norm
-                                        : w.a.final_norm;
+                        : kind == LOGITS ? w.a.final_norm
+                                         : l.post_norm;
     float4 weight = __ldg(reinterpret_cast<const float4 *>(norm + slice * 128) + w.lane);
     /* The next layer's table comes in passing. */
     constexpr int WORDS = sizeof(decode_layer) / 4;
@@ -54,6 +54,15 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, int 
     uint32_t word = 0;
     if (next) word = __ldg(reinterpret_cast<const uint32_t *>(w.a.layers + layer + 1) + w.lane);
     float h[4];
+#ifdef DECODE_DRY
+    int pass = 0;
+#pragma unroll 1
+    for (; pass < 2; pass++) {
+    asm volatile("" : "+r"(pass));
+    if (pass == 0) {
+        h[0] = h[1] = h[2] = h[3] = 0.5f;
+    } else
+#endif
     if (kind == PROJECT && layer == 0) {
         embed(w, token, slice, h);
         w.mark(0);
@@ -66,6 +75,9 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, int 
         }
     } else {
         w.wait();
+        /* Blocks with no part in the router are in no hurry and leave the cache to the others. */
+        bool idle = kind == ROUTE && (int)blockIdx.x >= SHARED_TILES + ROUTER_TILES;
+        if (idle) __nanosleep(400);
         const longlong2 *from = reinterpret_cast<const longlong2 *>(
             w.a.x.h + residual_at(slice * 128 + 4 * w.lane, 0));
         longlong2 p[COPIES], q[COPIES];
@@ -84,6 +96,9 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, int 
     float squares = warp_sum((h[0] * h[0] + h[1] * h[1]) + (h[2] * h[2] + h[3] * h[3]));
     if (w.lane == 0) w.s.squares[w.warp] = squares;
     __syncwarp();
+#ifdef DECODE_DRY
+    }
+#endif
 }
 
 /* ---- backs ------------------------------------------------------------------------------------ */
@@ -108,26 +123,26 @@ __device__ __forceinline__ float finish_row(const Worker &w, const float *parts,
     return ((y[0] + y[1]) + (y[2] + y[3])) * rsqrtf(all * (1.0f / H) + SHAPE_NORM_EPS);
 }
 
-struct Best { /* of this thread's logits */
-    unsigned long long key;
-    bool finite;
-};
+/* The largest logit of each thread that finishes rows, with its row. */
+__device__ __forceinline__ unsigned long long &best_of(Worker &w) {
+    return reinterpret_cast<unsigned long long *>(w.s.work + 2 * ROUND_TILES * 128)[w.tid];
+}
+static_assert(2 * ROUND_TILES * 128 + THREADS * 8 <= WORK, "beside two rounds");
 
-__device__ __forceinline__ void take_logit(const Worker &w, int row, float y, Best &best) {
+__device__ __forceinline__ void take_logit(Worker &w, int row, float y) {
     w.a.logits[row] = y;
-    best.finite = best.finite && fabsf(y) < 3.0e38f;
+    if (!(fabsf(y) < 3.0e38f)) w.a.x.counter[2] = 1;
     unsigned bits = __float_as_uint(y);
     bits ^= (unsigned)((int)bits >> 31) | 0x80000000u;
     unsigned long long key = (unsigned long long)bits << 32 | (0xffffffffu - (unsigned)row);
-    if (row < w.a.vocab_used && key > best.key) best.key = key;
+    if (row < w.a.vocab_used && key > best_of(w)) best_of(w) = key;
 }
 
 /* The last block to come here hands the result over and leaves everything as the next step expects
  * it. */
-__device__ __forceinline__ void end_step(Worker &w, const Best &mine) {
-    unsigned long long best = mine.key;
+__device__ __forceinline__ void end_step(Worker &w) {
+    unsigned long long best = best_of(w);
     unsigned *counter = w.a.x.counter;
-    if (!mine.finite) counter[2] = 1;
 #pragma unroll
     for (int d = 16; d; d >>= 1) {
         unsigned long long other = __shfl_xor_sync(~0u, best, d);
@@ -145,8 +160,8 @@ __device__ __forceinline__ void end_step(Worker &w, const Best &mine) {
     bool bad = atomicExch(counter + 2, 0u) != 0;
     if (bad) *w.a.finite = 0;
     w.a.result->finite = !bad;
-    w.a.result->token = w.s.slot.sample ? token : -1;
-    if (w.s.slot.sample) *w.s.slot.token = token;
+    w.a.result->token = w.a.pick ? token : -1;
+    if (w.a.pick) *w.s.slot.token = token;
     counter[1] = 0;
 }
 
@@ -182,12 +197,11 @@ __device__ __forceinline__ Product product_of(const Worker &w, Kind kind, bool a
 }
 
 /* A finished row of a round, in one thread; row: of the round, or of the whole product. */
-__device__ __forceinline__ void use_row(Worker &w, Kind kind, int rows, int r, int row, float y,
-                                        Best &best) {
+__device__ __forceinline__ void use_row(Worker &w, Kind kind, int rows, int r, int row, float y) {
     if (kind == PROJECT) {
         if (row < rows) w.a.x.proj[row] = y;
     } else if (kind == LOGITS) {
-        if (row < SHAPE_VOCAB) take_logit(w, row, y, best);
+        if (row < SHAPE_VOCAB) take_logit(w, row, y);
     } else if (kind == ROUTE && (int)blockIdx.x >= SHARED_TILES) {
         int score = ((int)blockIdx.x - SHARED_TILES) * TILE_BYTE_ROWS + 2 * (r >> 2) + (r & 1);
         if ((r & 2) == 0 && score <= EXPERTS) w.a.x.scores[score] = y;
@@ -200,7 +214,7 @@ __device__ __forceinline__ void use_row(Worker &w, Kind kind, int rows, int r, i
 }
 
 __device__ __forceinline__ void multiply(Worker &w, Kind kind, const Product &p, int rows,
-                                         const Slice &x, Best &best) {
+                                         const Slice &x) {
 #pragma unroll 1
     for (int round = 0, buffer = 0; round < p.tiles; round += ROUND_TILES, buffer ^= 1) {
         float *parts = w.work() + buffer * (ROUND_TILES * 32);
@@ -232,7 +246,7 @@ __device__ __forceinline__ void multiply(Worker &w, Kind kind, const Product &p,
         sync_consumers();
         if (w.tid < end / SLICES * 32) {
             int row = p.row + round / SLICES * 32 + w.tid;
-            use_row(w, kind, rows, w.tid, row, finish_row(w, parts, w.tid), best);
+            use_row(w, kind, rows, w.tid, row, finish_row(w, parts, w.tid));
         }
     }
 }
@@ -246,8 +260,6 @@ __device__ __forceinline__ Kind hide(Kind kind) {
 
 __device__ __forceinline__ void consume(Worker &w, int token) {
     Slice x = {};
-    Best best = {0, true};
-    GdnKept kept = {};
     int layer = 0;
     Kind kind = PROJECT;
 #pragma unroll 1
@@ -257,8 +269,10 @@ __device__ __forceinline__ void consume(Worker &w, int token) {
         const decode_layer &l = w.s.layers[0][layer & 1];
         const bool attention = is_attention(layer), last = layer == w.a.n_layers;
         const Quantised *from = &w.scratch();
+        const bool routed = (int)blockIdx.x < ROUTED_JOBS;
         if (kind == PROJECT || kind == ROUTE || kind == LOGITS) {
             if (kind != ROUTE) w.run = {0, SLOTS, 0};
+            if (kind == LOGITS) best_of(w) = 0;
             norm_front(w, kind, layer, token, l);
         } else if (kind == MIX && attention) {
             stage_attend(w, layer, l);
@@ -270,7 +284,7 @@ __device__ __forceinline__ void consume(Worker &w, int token) {
             from = &reinterpret_cast<GatherShared *>(w.s.work)->quantised;
         } else if (kind == MIX) {
             if (has_out(false)) {
-                kept = delta_front(w, layer, l);
+                delta_front(w, layer, l);
             } else {
                 w.wait();
             }
@@ -278,18 +292,20 @@ __device__ __forceinline__ void consume(Worker &w, int token) {
         } else {
             w.run = {EARLY, EXPERT_SLOTS, EARLY};
             /* A routed expert arrives after the router's barrier, which the producer has passed. */
-            if ((int)blockIdx.x >= ROUTED_JOBS) w.wait();
-            else w.mark(0);
+            if (!routed) {
+                w.wait();
+            } else {
+                w.mark(0);
+            }
         }
         kind = hide(kind);
         if (kind != MOE) take_slice(*from, x);
         w.mark(1);
         Product p = product_of(w, kind, attention, last);
-        multiply(w, kind, p, attention ? ATTN_ROWS : GDN_ROWS, x, best);
+        multiply(w, kind, p, attention ? ATTN_ROWS : GDN_ROWS, x);
         kind = hide(kind);
         if (kind == LOGITS) break;
         if (kind == MOE) {
-            bool routed = (int)blockIdx.x < ROUTED_JOBS;
             const float *inner = w.work() + ROUND_TILES * 32;
             int n = 1;
             float factor = 1;
@@ -304,7 +320,7 @@ __device__ __forceinline__ void consume(Worker &w, int token) {
             multiply_down(w, inner, n, factor);
         }
         w.arrive();
-        if (kind == MIX && !attention && has_out(false)) delta_shadow(w, layer, kept);
+        if (kind == MIX && !attention && has_out(false)) delta_shadow(w, layer);
         if (kind == MOE) {
             layer++;
             kind = layer == w.a.n_layers ? LOGITS : PROJECT;
@@ -312,7 +328,7 @@ __device__ __forceinline__ void consume(Worker &w, int token) {
             kind = kind == PROJECT ? MIX : kind == MIX ? ROUTE : MOE;
         }
     }
-    end_step(w, best);
+    end_step(w);
 }
 
 } /* namespace decode */

@@ -32,10 +32,10 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 1)
     __syncthreads();
     /* The producer's warp comes in a group of four, whose registers go to the consumers. */
     if (tid >= THREADS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         if (tid < THREADS + 32) produce(a, s);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
         int token = s.slot.input;
         if (token < 0) token = *static_cast<const volatile int *>(s.slot.token);
         Worker w = {s, a, tid, tid & 31, tid >> 5, a.barrier, 0, {0, SLOTS, 0}, 0};

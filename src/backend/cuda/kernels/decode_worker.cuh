@@ -20,10 +20,10 @@ struct Worker {
         return *reinterpret_cast<Quantised *>(s.scratch + warp * WARP_SCRATCH);
     }
 
-    /* Where the time goes, when built to tell: mark m (0 .. 7) of the stage. */
+    /* Where the time goes, when built to tell: mark m of the stage. */
     __device__ __forceinline__ void mark(int m) {
 #ifdef DECODE_PROFILE
-        if (a.clocks && tid == 0) a.clocks[(stage * gridDim.x + blockIdx.x) * 8 + m] = clock64();
+        if (a.clocks && tid == 0) a.clocks[(stage * gridDim.x + blockIdx.x) * DECODE_MARKS + m] = clock64();
 #endif
     }
 
