@@ -193,7 +193,8 @@ static bool is_stop(const lily_session *s, int32_t pos) {
 
 /* ---- sync ------------------------------------------------------------------------------------ */
 
-/* Forgets tokens[from, held) and what was computed from them. */
+/* Forgets tokens[from, held) and what was computed from them: before a token is read at from, since
+ * the backend then gives up the rows behind it. */
 static void truncate(lily_session *s, int32_t from) {
     if (from >= s->held) return;
     s->held = from;
@@ -227,6 +228,7 @@ static int read_chunk(lily_session *s, const int32_t *ids, int32_t n, int32_t *p
     int32_t stop = next_stop(s, *pos, n);
     struct prefill_step step = {
         .ids = ids + *pos, .n = stop - *pos, .logits = stop == n ? s->logits : NULL};
+    truncate(s, *pos);
     int rc = s->engine->backend->prefill(s->backend, &step, err);
     if (rc) return fail(s, rc);
     if (step.done < 1 || step.done > step.n) {
@@ -234,8 +236,7 @@ static int read_chunk(lily_session *s, const int32_t *ids, int32_t n, int32_t *p
                            s->engine->backend->name, step.done, step.n));
     }
     memcpy(s->tokens + *pos, ids + *pos, (size_t)step.done * sizeof *ids);
-    *pos += step.done;
-    if (*pos > s->held) s->held = *pos;
+    s->held = *pos += step.done;
     if (is_stop(s, *pos)) take_checkpoint(s, *pos, false);
     return 0;
 }
@@ -274,7 +275,7 @@ static int submit(lily_session *s, int32_t pos, int32_t id, lily_err *err) {
     } else {
         slot.logits = s->logits;
     }
-    if (pos < s->held && s->tokens[pos] != id) truncate(s, pos);
+    truncate(s, pos);
     s->has_logits = false;
     int rc = s->engine->backend->decode_submit(s->engine->model, &slot, 1, err);
     if (!rc) s->in_flight++;
@@ -303,7 +304,7 @@ static int complete(lily_session *s, int32_t pos, int32_t id, struct decode_resu
         return fail(s, rc);
     }
     s->tokens[pos++] = id;
-    if (pos > s->held) s->held = pos;
+    s->held = pos;
     if (!result->finite) {
         abandon(s);
         return not_finite(s, pos, err);

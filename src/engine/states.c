@@ -35,8 +35,9 @@ static void drop(struct states *s, int32_t i) {
 int32_t states_give_back(struct states *s, int32_t keep) {
     int32_t limit = s->limit;
     while (s->n > keep) drop(s, 0);
-    while (s->n_spare > 0) s->backend->state_free(s->spare[--s->n_spare]);
-    s->limit = s->n;
+    for (; s->n_spare > 0 && s->limit > keep; s->limit--) {
+        s->backend->state_free(s->spare[--s->n_spare]);
+    }
     return limit - s->limit;
 }
 

@@ -38,8 +38,8 @@ void states_init(struct states *s, const struct backend *b, struct backend_model
 void states_free(struct states *s);
 void states_clear(struct states *s); /* forgets all, keeps the memory */
 
-/* Gives back the memory of all but the `keep` checkpoints at the highest positions, for good: there
- * is room for no more than those from then on. Returns for how many there is room less. */
+/* Gives back the memory of all but `keep` checkpoints, for good; of those taken the ones at the
+ * highest positions stay. Returns for how many there is room less. */
 int32_t states_give_back(struct states *s, int32_t keep);
 
 void states_drop_above(struct states *s, int32_t pos);

@@ -45,9 +45,11 @@ static struct fake {
     int32_t n_script, script_at;
     int32_t nan_at;       /* reading token number nan_at spoils the state, once */
     int32_t fail_at;      /* reading token number fail_at fails, once */
+    int32_t refuse_at;    /* a decode step that reads it is not even started, once */
     int32_t most_context; /* models of more are out of memory */
     int32_t chunk_us;     /* time of a prefill call */
     bool save_fails, restore_fails, no_sessions, begin_fails, rewind_fails;
+    enum backend_pressure pressure;
     /* what it did */
     int32_t prefilled, decoded, rewound, saved, restored, models, sessions, states;
     int32_t begun, begun_with; /* sequences of picks, and prompt tokens handed over for the last */
@@ -164,7 +166,7 @@ static int fake_read(struct backend_session *s, int32_t token, lily_err *err) {
     }
     s->state.hash = fake_mix(s->state.hash * 31 + (uint64_t)token + 1);
     s->kv[s->pos++] = s->state.hash;
-    if (s->pos > s->kv_rows) s->kv_rows = s->pos;
+    s->kv_rows = s->pos; /* what follows belonged to another continuation */
     return 0;
 }
 
@@ -244,6 +246,10 @@ static int fake_submit(struct backend_model *m, const struct decode_slot *slots,
     if (slot->sampling) {
         assert_true(slot->session->next_pick != FAKE_NO_PICK);
         assert_int_equal(backend_check_sampling(slot->sampling, err), 0);
+    }
+    if (fake.refuse_at && slot->session->pos + 1 == fake.refuse_at) {
+        fake.refuse_at = 0;
+        return ERR(err, LILY_EBACKEND, "fake: told to refuse");
     }
     fake.two_in_flight += m->flights;
     int32_t i = m->flights++;
@@ -333,13 +339,18 @@ static void fake_stats(const struct backend_model *m, struct backend_stats *out)
     *out = (struct backend_stats){.weight_bytes = 1, .session_bytes = 2, .scratch_bytes = 3};
 }
 
+static enum backend_pressure fake_pressure(const struct backend_model *m) {
+    (void)m;
+    return fake.pressure;
+}
+
 #define FAKE_BACKEND                                                                               \
     .name = "fake", .probe = fake_probe, .open = fake_open, .close = fake_close,                   \
     .session_new = fake_session_new, .session_free = fake_session_free, .position = fake_position, \
     .reset = fake_reset, .prefill = fake_prefill, .decode_submit = fake_submit,                    \
     .decode_wait = fake_wait, .state_bytes = fake_state_bytes, .state_new = fake_state_new,        \
     .state_free = fake_state_free, .state_save = fake_save, .state_restore = fake_restore,         \
-    .stats = fake_stats
+    .stats = fake_stats, .pressure = fake_pressure
 static const struct backend backend_fake = {FAKE_BACKEND};
 static const struct backend backend_fake_device = {FAKE_BACKEND, .sample_begin = fake_sample_begin,
                                                    .rewind = fake_rewind};
@@ -366,6 +377,11 @@ static inline void fake_tokenizer(struct buf *out) {
 
 static const struct weights fake_weights = {
     .shape = &shape_mini, .layers = 8, .vocab_used = FAKE_USED};
+
+/* A log that keeps its last line in arg[500]. */
+static inline void fake_keep_line(void *arg, const char *line) {
+    snprintf(arg, 500, "%s", line);
+}
 
 /* An engine on the fake backend; generation_config may be NULL. Resets the fake's script. */
 static inline int fake_try_engine(const lily_engine_options *options, const char *generation_config,

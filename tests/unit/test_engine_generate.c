@@ -289,16 +289,12 @@ static void test_limits(void **state) {
     close_setting(&t);
 }
 
-static void keep_line(void *arg, const char *line) {
-    snprintf(arg, 500, "%s", line);
-}
-
 /* LC5: clamped with a word in the log; LC3: too long is refused at once, with both numbers. */
 static void test_context_end_is_told(void **state) {
     (void)state;
     struct setting t;
     char line[500] = "";
-    open_setting(&t, (lily_engine_options){.context = 80, .log = keep_line, .arg = line},
+    open_setting(&t, (lily_engine_options){.context = 80, .log = fake_keep_line, .arg = line},
                  "0123456789abcdef");
     t.request.max_tokens = 1000;
     expect(&t, LILY_FINISH_LENGTH, 10, "", "0123456789");
@@ -476,6 +472,16 @@ static void test_failures_end_the_request_only(void **state) {
         expect(&t, LILY_FINISH_STOP, 6, "", "hello");
         forget(&t.seen);
         lily_session_reset(t.session);
+    }
+    for (int32_t where = 71; where <= 73; where++) { /* a device: the second one is behind it */
+        fake.refuse_at = where;
+        assert_int_equal(generate(&t), LILY_EBACKEND);
+        assert_non_null(strstr(t.err.msg, "told to refuse"));
+        assert_int_equal(session_position(t.session), 0);
+        forget(&t.seen);
+        expect(&t, LILY_FINISH_STOP, 6, "", "hello");
+        assert_int_equal(t.result.cached_tokens, 0);
+        forget(&t.seen);
     }
     close_setting(&t);
 }
@@ -686,7 +692,7 @@ static void test_ahead_fails_late(void **state) {
     struct setting t;
     char line[500] = "";
     if (!fake_on_device) return;
-    open_setting(&t, (lily_engine_options){.log = keep_line, .arg = line}, "hello<|im_end|>");
+    open_setting(&t, (lily_engine_options){.log = fake_keep_line, .arg = line}, "hello<|im_end|>");
     for (int what = 0; what < 4; what++) { /* the end token would be number 76 */
         fake.fail_at = what == 0 ? 76 : 0;
         fake.nan_at = what == 1 ? 76 : 0;

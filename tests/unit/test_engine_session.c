@@ -94,7 +94,7 @@ static void test_nothing_is_shared(void **state) {
 static void test_ahead_of_the_position(void **state) {
     (void)state;
     lily_engine *e = fake_engine((lily_engine_options){0});
-    for (int other = 0; other < 2; other++) {
+    for (int step = 0; step < 3; step++) { /* none, of the same token, of another */
         lily_session *s = fake_session(e);
         lily_err err;
         int32_t ids[200], cached, events = 0;
@@ -106,11 +106,9 @@ static void test_ahead_of_the_position(void **state) {
         assert_int_equal(session_sync(s, ids, 128, stop_soon, &events, &cached, &err),
                          LILY_ECANCELED);
         assert_int_equal(session_position(s), 64);
-        if (other) {
-            ids[64] ^= 1;
-            assert_int_equal(lily_session_step(s, ids[64], &err), 0);
-        }
-        assert_int_equal(read_all(s, ids, 200), other ? 65 : 128);
+        if (step == 2) ids[64] ^= 1;
+        if (step) assert_int_equal(lily_session_step(s, ids[64], &err), 0);
+        assert_int_equal(read_all(s, ids, 200), step ? 65 : 128);
         expect_as_cold(e, s, ids, 200);
         lily_session_free(s);
     }
@@ -278,6 +276,35 @@ static void test_non_finite_logits(void **state) {
     fake_close_all(e, s);
 }
 
+/* Short of memory all checkpoints but one go, then that one too; a prompt is read again from what
+ * is left, and the log says so once. */
+static void test_memory_pressure(void **state) {
+    (void)state;
+    char line[500] = "";
+    lily_engine *e = fake_engine((lily_engine_options){
+        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_session *s = fake_session(e);
+    int32_t ids[301];
+    fill(ids, 301, 40);
+    fake.pressure = BACKEND_PRESSURE_WARN;
+    read_all(s, ids, 150); /* a checkpoint at 128 */
+    assert_string_equal(line, "memory: the system is short of it; gave back 5 state checkpoints");
+    assert_int_equal(fake.states, 1);
+    line[0] = 0;
+    ids[140] ^= 1;
+    assert_int_equal(read_all(s, ids, 300), 128); /* and one at 256 in its place */
+    assert_string_equal(line, "");
+    ids[299] ^= 1;
+    fake.pressure = BACKEND_PRESSURE_CRITICAL;
+    assert_int_equal(read_all(s, ids, 300), 256); /* one is there until the next is to be taken */
+    ids[130] ^= 1;
+    assert_int_equal(read_all(s, ids, 300), 0);
+    assert_string_equal(line, "memory: the system is short of it; gave back 1 state checkpoint");
+    assert_int_equal(fake.states, 0);
+    expect_as_cold(e, s, ids, 300);
+    fake_close_all(e, s);
+}
+
 static void test_backend_failures(void **state) {
     (void)state;
     lily_engine *e = fake_engine((lily_engine_options){0});
@@ -427,6 +454,7 @@ int main(void) {
         cmocka_unit_test(test_never_wrong),
         cmocka_unit_test(test_cancelled_reading_goes_on),
         cmocka_unit_test(test_non_finite_logits),
+        cmocka_unit_test(test_memory_pressure),
         cmocka_unit_test(test_backend_failures),
         cmocka_unit_test(test_bad_arguments),
         cmocka_unit_test(test_two_sessions),

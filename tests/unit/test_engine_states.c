@@ -163,6 +163,13 @@ static void what_is_given_back_stays_away(void **state) {
     assert_int_equal(states_give_back(&s, 0), 1);
     assert_false(add(&s, 320, false, NULL, 0));
     done(&s);
+    init(&s, 10, 60); /* none taken yet: there is still room for the one */
+    assert_int_equal(states_give_back(&s, 1), 5);
+    assert_int_equal(memory, 99);
+    assert_true(add(&s, 64, false, NULL, 0));
+    assert_true(add(&s, 128, true, NULL, 0));
+    EXPECT(&s, 128);
+    done(&s);
 }
 
 int main(void) {
