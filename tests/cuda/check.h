@@ -20,6 +20,7 @@ struct bench_model {
 
 /* Notes a result: value must be at most limit (NaN never is). unit and what are for people. */
 void note(const char *what, double value, double limit);
+void record(const char *what, double value, const char *unit); /* a measurement */
 void note_error(const char *what, int rc, const lily_err *err);
 int report(const char *json_path,
            const char *device); /* prints the table; the number of failures */
@@ -40,5 +41,12 @@ void check_greedy(const struct bench_model *b, int32_t prompts, int32_t steps);
 void check_long_run(const struct bench_model *b, int64_t tokens);
 void check_depth(const struct bench_model *b, int32_t depth);
 void measure(const struct bench_model *b);
+void profile(const struct bench_model *b);
+
+/* profile.c: begin before a model is opened, start before a step, print after it, end at last. */
+void profile_begin(void);
+void profile_start(void);
+void profile_print(const char *what);
+void profile_end(void);
 
 #endif

@@ -616,32 +616,108 @@ static double decode_speed(struct side *x, int32_t steps) {
     return (steps - 8) / ((double)(clock_ns() - began) * 1e-9);
 }
 
+/* Tokens a second of n sessions together, two steps in flight. */
+static double batch_speed(const struct bench_model *b, struct side *x, int32_t n, int32_t steps) {
+    static const struct backend_sampling p = {.temperature = 0, .top_p = 1, .repetition = 1};
+    struct decode_slot slot[32];
+    struct decode_result result[32];
+    lily_err err;
+    int64_t began = clock_ns();
+    for (int32_t i = 0; i < n && !x->bad; i++) {
+        begin_slot(b, x, i, i);
+        if (!x->bad) failed(x, b->cuda->sample_begin(x->s[i], NULL, 0, &err), &err);
+        slot[i] = (struct decode_slot){.session = x->s[i], .token = i + 1, .sampling = &p};
+    }
+    for (int32_t k = 0; k <= steps && !x->bad; k++) {
+        if (k == 4) began = clock_ns();
+        if (k < steps) failed(x, b->cuda->decode_submit(x->m, slot, n, &err), &err);
+        for (int32_t i = 0; i < n; i++) slot[i].token = -1;
+        if (k > 0 && !x->bad) failed(x, b->cuda->decode_wait(x->m, result, n, &err), &err);
+    }
+    return (double)n * (steps - 4) / ((double)(clock_ns() - began) * 1e-9);
+}
+
+static void measure_batches(const struct bench_model *b) {
+    static const int32_t sizes[] = {1, 2, 4, 8, 16, 32};
+    struct bench_model narrow = *b;
+    narrow.context = 1024;
+    struct side x = open_side(&narrow, b->cuda, "speed of batches", 32, NULL);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !x.bad; i++) {
+        char what[96];
+        snprintf(what, sizeof what, "decode of %d sessions", sizes[i]);
+        record(what, batch_speed(&narrow, &x, sizes[i], 36), "tok/s");
+    }
+    close_side(&x);
+}
+
 void measure(const struct bench_model *b) {
     static const int32_t prompts[] = {1, 2, 8, 16, 32, 64, 128, 512, 2048, 4096, 16384};
     static const int32_t depths[] = {0, 4096, 32768};
     struct bench_model wide = *b;
+    char what[96];
     wide.context = 33792;
     int64_t began = clock_ns();
     struct side x = open_side(&wide, b->cuda, "speed", 1, NULL);
-    printf("speed (opened in %.2f s)\n", (double)(clock_ns() - began) * 1e-9);
     float *logits = rows_new(b, 1);
+    printf("speed\n");
+    record("open", (double)(clock_ns() - began) * 1e-9, "s");
     for (size_t i = 0; i < sizeof prompts / sizeof *prompts && !x.bad; i++) {
         double s[5];
         int repeats = prompts[i] > 4096 ? 2 : 5;
-        for (int k = 0; k < repeats + 1; k++) {
+        for (int k = 0; k < repeats + 1 && !x.bad; k++) {
             b->cuda->reset(x.s[0]);
             int64_t t = clock_ns();
             feed(&wide, &x, 0, 0, prompts[i], prompts[i], NULL, logits);
             if (k) s[k - 1] = (double)(clock_ns() - t) * 1e-9;
         }
         double m = median(s, repeats);
-        printf("  prompt of %5d: %9.3f ms, %8.0f tok/s\n", prompts[i], m * 1e3, prompts[i] / m);
+        snprintf(what, sizeof what, "prompt of %d (%.3f ms)", prompts[i], m * 1e3);
+        record(what, prompts[i] / m, "tok/s");
     }
     for (size_t i = 0; i < sizeof depths / sizeof *depths && !x.bad; i++) {
         b->cuda->reset(x.s[0]);
         if (depths[i]) feed(&wide, &x, 0, 0, depths[i], depths[i], NULL, NULL);
-        printf("  decode at %5d: %.1f tok/s\n", depths[i], decode_speed(&x, 136));
+        snprintf(what, sizeof what, "decode at %d", depths[i]);
+        record(what, decode_speed(&x, 136), "tok/s");
     }
     free(logits);
     close_side(&x);
+    measure_batches(b);
+}
+
+/* The kernels of some steps, each run alone. */
+void profile(const struct bench_model *b) {
+    static const int32_t prompts[] = {16, 512, 4096};
+    static const int32_t slots[] = {1, 8, 32};
+    struct bench_model narrow = *b;
+    char what[96];
+    narrow.context = 4352;
+    profile_begin();
+    struct side x = open_side(&narrow, b->cuda, "profile", 32, NULL);
+    float *logits = rows_new(b, 32);
+    for (int i = 0; i < 3 && !x.bad; i++) {
+        b->cuda->reset(x.s[0]);
+        profile_start();
+        feed(&narrow, &x, 0, 0, prompts[i], prompts[i], NULL, logits);
+        snprintf(what, sizeof what, "prompt of %d", prompts[i]);
+        profile_print(what);
+    }
+    for (int i = 0; i < 3 && !x.bad; i++) {
+        decode_slots(&narrow, &x, slots[i], 1, logits);
+        struct decode_slot slot[32];
+        struct decode_result result[32];
+        lily_err err;
+        for (int32_t k = 0; k < slots[i]; k++) {
+            slot[k] = (struct decode_slot){.session = x.s[k], .token = k};
+            slot[k].logits = logits + (size_t)k * (size_t)b->vocab;
+        }
+        profile_start();
+        failed(&x, b->cuda->decode_submit(x.m, slot, slots[i], &err), &err);
+        if (!x.bad) failed(&x, b->cuda->decode_wait(x.m, result, slots[i], &err), &err);
+        snprintf(what, sizeof what, "decode of %d", slots[i]);
+        profile_print(what);
+    }
+    free(logits);
+    close_side(&x);
+    profile_end();
 }

@@ -1,13 +1,16 @@
 /* cuda-check: the CUDA backend against ref or the CPU backend.
  *
- *   cuda-check [-m checkpoint] [--against ref|cpu] [--context n] [--json file] [group ...]
+ *   cuda-check [-m checkpoint | --synth layers] [--against ref|cpu] [--context n] [--json file]
+ * [group ...]
  *
- * Groups: stages logits cuts states batch sampling greedy long depth speed; without any, all that
- * suit the checkpoint. Exit status 1 when a check failed. tests/cuda/run.sh runs it on a card;
- * built with tests/cuda/emulator it runs the portable kernels on a processor. */
+ * --synth writes a random checkpoint of the real shape to /tmp first and removes it.
+ * Groups: stages logits cuts states batch sampling greedy long depth speed profile; without any,
+ * all that suit the checkpoint. Exit status 1 when a check failed. tests/cuda/run.sh runs it on a
+ * card; built with tests/cuda/emulator it runs the portable kernels on a processor. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/cuda/driver.h"
 #include "base/clock.h"
@@ -17,6 +20,7 @@ enum { MOST_ROWS = 400 };
 static struct {
     char what[96];
     double value, limit;
+    const char *unit; /* NULL: a check */
     bool good;
 } rows[MOST_ROWS];
 static int n_rows, n_failed;
@@ -31,6 +35,16 @@ void note(const char *what, double value, double limit) {
     rows[n_rows].value = value;
     rows[n_rows].limit = limit;
     rows[n_rows++].good = good;
+}
+
+void record(const char *what, double value, const char *unit) {
+    printf("  %-40s %12.2f %s\n", what, value, unit);
+    fflush(stdout);
+    if (n_rows == MOST_ROWS) return;
+    snprintf(rows[n_rows].what, sizeof rows[n_rows].what, "%s", what);
+    rows[n_rows].value = value;
+    rows[n_rows].unit = unit;
+    rows[n_rows++].good = true;
 }
 
 void note_error(const char *what, int rc, const lily_err *err) {
@@ -50,8 +64,12 @@ int report(const char *json_path, const char *device) {
     for (int i = 0; i < n_rows; i++) {
         fprintf(f, "%s\n  {\"what\": \"%s\", ", i ? "," : "", rows[i].what);
         if (isfinite(rows[i].value)) fprintf(f, "\"value\": %.6g, ", rows[i].value);
-        if (isfinite(rows[i].limit)) fprintf(f, "\"limit\": %.6g, ", rows[i].limit);
-        fprintf(f, "\"good\": %s}", rows[i].good ? "true" : "false");
+        if (rows[i].unit) {
+            fprintf(f, "\"unit\": \"%s\"}", rows[i].unit);
+            continue;
+        }
+        fprintf(f, "\"limit\": %.6g, \"good\": %s}", rows[i].limit,
+                rows[i].good ? "true" : "false");
     }
     fprintf(f, "\n]}\n");
     fclose(f);
@@ -88,11 +106,13 @@ static void run(const struct bench_model *b, int argc, char **argv, int first) {
     if (asked(argc, argv, first, "greedy") && !small) check_greedy(b, 60, 32);
     if (asked(argc, argv, first, "depth") && !small) check_depth(b, 20000);
     if (asked(argc, argv, first, "speed") && !small) measure(b);
+    if (first < argc && asked(argc, argv, first, "profile") && !small) profile(b);
     if (first < argc && asked(argc, argv, first, "long")) check_long_run(b, 100000);
 }
 
 int main(int argc, char **argv) {
     const char *path = NULL, *json = NULL, *against = "ref";
+    int32_t layers = 0;
     int first = 1;
     struct bench_model b = {.context = 2048};
     for (; first + 1 < argc && argv[first][0] == '-'; first += 2) {
@@ -101,6 +121,7 @@ int main(int argc, char **argv) {
         if (strcmp(argv[first], "--against") == 0) against = value;
         if (strcmp(argv[first], "--context") == 0) b.context = (int32_t)strtol(value, NULL, 10);
         if (strcmp(argv[first], "--json") == 0) json = value;
+        if (strcmp(argv[first], "--synth") == 0) layers = (int32_t)strtol(value, NULL, 10);
     }
     lily_err err = {0};
 #ifdef CUDA_EMULATED
@@ -115,8 +136,18 @@ int main(int argc, char **argv) {
     backend_cuda.probe(&probe);
     printf("device: %s (%s)\n", probe.device, probe.reason);
     if (!probe.usable) return 1;
-    struct ckpt *ckpt;
-    int rc = ckpt_load(path, &(struct ckpt_options){0}, &ckpt, &err);
+    struct ckpt *ckpt = NULL;
+    char made[64] = "";
+    int rc = 0;
+    if (layers) {
+        const struct ckpt_synth_options o = {
+            .shape = "qwen3.6-35b-a3b", .layers = layers, .packed = true};
+        snprintf(made, sizeof made, "/tmp/cuda-check-%ld.lily", (long)getpid());
+        rc = ckpt_synth(made, &o, &err);
+        path = made;
+    }
+    if (!rc) rc = ckpt_load(path, &(struct ckpt_options){0}, &ckpt, &err);
+    if (made[0]) unlink(made); /* what is mapped stays */
     if (rc) {
         fprintf(stderr, "%s\n", err.msg);
         return 1;

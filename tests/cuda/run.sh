@@ -46,9 +46,7 @@ if wants mini; then
     step mini 300 "$check" --json "$work/mini.json"
 fi
 if wants real; then
-    step synth-4 300 "$core" synth --layers 4 --packed "$work/real-4.lily"
-    step real 600 "$check" -m "$work/real-4.lily" --against cpu --json "$work/real.json"
-    rm -f "$work/real-4.lily"
+    step real 600 "$check" --synth 4 --against cpu --json "$work/real.json"
 fi
 if wants sanitizer; then
     if command -v compute-sanitizer >/dev/null; then
@@ -61,8 +59,8 @@ if wants sanitizer; then
     fi
 fi
 if wants speed; then
-    step synth-40 600 "$core" synth --packed "$work/real.lily"
-    step speed 600 "$check" -m "$work/real.lily" --against cpu --json "$work/speed.json" speed
+    step speed 600 "$check" --synth 40 --against cpu --json "$work/speed.json" speed \
+        profile
 fi
 if wants long; then
     step long 1200 "$check" --json "$work/long.json" long

@@ -144,7 +144,7 @@ static int product(struct backend_model *m, const struct cuda_run *run, struct c
     if (!run->matrix) {
         unsigned all = blocks(w.rows, 16), most = (unsigned)m->processors * 6;
         return launch(m, k->matvec, all < most ? all : most, (unsigned)rows, 1, 256,
-                      (size_t)w.cols * sizeof(float), ARGS(&w, &in, &out, &ldo, &rows), err);
+                      (size_t)w.cols * sizeof(float), ARGS(&w, &in, &out, &ldo), err);
     }
     int t = tile_for(m, rows, w);
     unsigned row_blocks = blocks(rows, TILE_ROWS[t]);
@@ -163,9 +163,13 @@ static int small_product(struct backend_model *m, const struct cuda_run *run, st
     int32_t rows = cuda_run_rows(run);
     if (!run->matrix) return product(m, run, w, in, 0, out, w.rows, rows, err);
     int t = rows > 16;
-    unsigned row_blocks = blocks(rows, TILE_ROWS[t]), warps = warps_for(m, row_blocks, w.rows);
-    return launch(m, m->portable->small[t], row_blocks, blocks(w.rows, 8 * (int32_t)warps), 1,
-                  32 * warps, 0, ARGS(&in, &w, &out, &rows), err);
+    return launch(m, m->portable->small[t], blocks(rows, TILE_ROWS[t]), blocks(w.rows, 8), 1, 256,
+                  0, ARGS(&in, &w, &out, &rows), err);
+}
+
+int cuda_run_small(struct backend_model *m, const struct cuda_run *run, struct cuda_mat w,
+                   CUdeviceptr out, lily_err *err) {
+    return small_product(m, run, w, m->x.normed, out, err);
 }
 
 /* x += add where add is given; normed rows as float32, and as bf16 for tensor cores. */
@@ -199,7 +203,7 @@ static int deltanet_core(struct backend_model *m, const struct cuda_run *run, in
     }
     if (rc == LILY_OK) {
         rc = launch(
-            m, k->delta_scan, (unsigned)s->gdn_v_heads * 4, slots, 1, 128, 0,
+            m, k->delta_scan, (unsigned)s->gdn_v_heads * 8, slots, 1, 128, 0,
             ARGS(&x->queries, &x->norms, &x->gates, &at.slots_device, &each, &kind, &x->delta),
             err);
     }
@@ -338,7 +342,7 @@ static int experts_grouped(struct backend_model *m, const struct cuda_run *run, 
     const struct cuda_layer *w = &m->dw.layer[l];
     struct cuda_scratch *x = &m->x;
     int32_t rows = cuda_run_rows(run), pairs = rows * s->top_k, mean = pairs / s->experts;
-    int t = mean > 160 ? 3 : mean > 24 ? 2 : mean > 12 ? 1 : 0;
+    int t = mean > 96 ? 3 : mean > 24 ? 2 : mean > 12 ? 1 : 0;
     t = tile_for_codes(t, w->gate, w->up, w->down);
     int32_t height = TILE_ROWS[t], filled = pairs < s->experts ? pairs : s->experts;
     struct cuda_groups groups = groups_of(m);
@@ -453,7 +457,8 @@ int cuda_run_head(struct backend_model *m, const struct cuda_run *run, int32_t f
 int cuda_check_rows(struct backend_model *m, CUdeviceptr data, int32_t rows, int64_t width,
                     int32_t per_flag, int32_t at, lily_err *err) {
     CUdeviceptr flags = m->x.finite + (size_t)at * sizeof(int32_t);
-    return launch(m, m->portable->check_finite, (unsigned)rows, 1, 1, 256, 0,
+    unsigned share = width > 16384 ? 64 : 1;
+    return launch(m, m->portable->check_finite, (unsigned)rows, share, 1, 256, 0,
                   ARGS(&data, &width, &per_flag, &flags), err);
 }
 

@@ -33,25 +33,23 @@ __device__ __forceinline__ uint32_t swizzled(int r, int p) {
 }
 
 template <int TILE_M> struct Tile {
-    static constexpr int WARPS_M = TILE_M >= 64 ? 2 : 1;
-    static constexpr int WARPS_N = THREADS / 32 / WARPS_M;
+    static constexpr int WARPS_M = 2, WARPS_N = THREADS / 32 / WARPS_M;
     static constexpr int MS = TILE_M / WARPS_M / 16; /* 16-row pieces of a warp */
     static constexpr int NS = TILE_N / WARPS_N / 8;  /* 8-column pieces of a warp, even */
+    static constexpr int AHEAD = TILE_M >= 128 ? 3 : 4; /* rounds on their way */
     static constexpr int A_BYTES = TILE_M * TILE_K * 2, B_BYTES = TILE_N * TILE_K * 2;
-    static constexpr int STAGE = A_BYTES + B_BYTES;
 
     float acc[MS][NS][4];
 
     /* Codes of this thread's half row of a round: 32 columns of column n = thread / 2. */
     struct codes {
-        uint4 low, high; /* 4 bits: low alone */
-        uint32_t scale, bias;
-        bool wide, valid;
+        uint4 words;
+        uint32_t factors; /* scale, bias */
     };
     struct code_source {
         const uint8_t *at;
         const uint16_t *scale, *bias;
-        bool wide, valid;
+        bool wide, valid; /* codes of 8 bits; there is such a column */
     };
 
     template <class Columns> static __device__ code_source find(const Columns &columns) {
@@ -68,24 +66,21 @@ template <int TILE_M> struct Tile {
         return s;
     }
 
+    /* What is not there counts as zeros times zero. */
     static __device__ codes load(const code_source &s, int round) {
         codes c = {};
-        c.valid = s.valid;
-        c.wide = s.wide;
         if (!s.valid) return c;
-        const uint8_t *at = s.at + (int64_t)round * (s.wide ? 64 : 32);
-        c.low = __ldg((const uint4 *)at);
-        if (s.wide) c.high = __ldg((const uint4 *)(at + 16));
-        c.scale = __ldg(s.scale + round);
-        c.bias = __ldg(s.bias + round);
+        if (!s.wide) c.words = __ldg((const uint4 *)(s.at + round * 32));
+        c.factors = __ldg(s.scale + round) | (uint32_t)__ldg(s.bias + round) << 16;
         return c;
     }
 
-    static __device__ uint4 widen(uint32_t w0, uint32_t w1, float scale, float bias) {
+    /* Eight codes of 8 bits. */
+    static __device__ uint4 widen(uint2 words, float scale, float bias) {
         uint32_t out[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t w = i < 2 ? w0 : w1;
+            uint32_t w = i < 2 ? words.x : words.y;
             float a = fmaf(scale, (float)(w >> (16 * (i & 1)) & 255), bias);
             float b = fmaf(scale, (float)(w >> (16 * (i & 1) + 8) & 255), bias);
             out[i] = bf16_pair(a, b);
@@ -93,20 +88,18 @@ template <int TILE_M> struct Tile {
         return make_uint4(out[0], out[1], out[2], out[3]);
     }
 
-    static __device__ void store(char *b, const codes &c) {
+    static __device__ void store(char *b, const codes &c, const code_source &s, int round) {
         int n = threadIdx.x / 2, half = threadIdx.x % 2;
-        uint32_t scale = c.scale * 0x10001u, bias = c.bias * 0x10001u;
-        const uint32_t low[4] = {c.low.x, c.low.y, c.low.z, c.low.w};
-        const uint32_t high[4] = {c.high.x, c.high.y, c.high.z, c.high.w};
+        uint32_t scale = (c.factors & 0xffffu) * 0x10001u, bias = (c.factors >> 16) * 0x10001u;
+        const uint32_t words[4] = {c.words.x, c.words.y, c.words.z, c.words.w};
 #pragma unroll
         for (int p = 0; p < 4; p++) {
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (c.valid && !c.wide) {
-                v = dequantise8(low[p], scale, bias);
-            } else if (c.valid) {
-                const uint32_t *w = p < 2 ? low : high;
-                v = widen(w[p % 2 * 2], w[p % 2 * 2 + 1], bf16_float((bf16)c.scale),
-                          bf16_float((bf16)c.bias));
+            uint4 v;
+            if (s.wide && s.valid) { /* rare: not loaded ahead */
+                v = widen(__ldg((const uint2 *)(s.at + round * 64 + p * 8)),
+                          bf16_float((bf16)scale), bf16_float((bf16)bias));
+            } else {
+                v = dequantise8(words[p], scale, bias);
             }
             *(uint4 *)(b + swizzled(n, half * 4 + p)) = v;
         }
@@ -131,7 +124,6 @@ template <int TILE_M> struct Tile {
             const bf16 *from = row[i] ? row[i] + round * TILE_K + p * 8 : any;
             copy16(a + swizzled(m, p), from, row[i] != nullptr);
         }
-        copy_commit();
     }
 
     __device__ void multiply_round(shared_at a, shared_at b) {
@@ -158,8 +150,9 @@ template <int TILE_M> struct Tile {
         }
     }
 
-    /* acc = the tile's sums over `rounds` groups of 64 columns; shared holds 2 * STAGE bytes. A
-     * buffer is written again only after the barrier that follows its last reading. */
+    /* acc = the tile's sums over `rounds` groups of 64 columns. shared: AHEAD tiles of activations,
+     * two of weights; a buffer is written again only after the barrier that follows its last
+     * reading. One group of copies is committed a round, also where there is nothing to copy. */
     template <class Rows, class Columns>
     __device__ void run(char *shared, const Rows &rows, const Columns &columns, int rounds) {
 #pragma unroll
@@ -171,18 +164,33 @@ template <int TILE_M> struct Tile {
         const bf16 *row[PIECES];
         find_rows(rows, row);
         code_source source = find(columns);
-        codes next = load(source, 0);
-        copy_rows(shared_address(shared), row, rows.a, 0);
-        for (int round = 0; round < rounds; round++) {
-            char *stage = shared + round % 2 * STAGE;
-            store(stage + A_BYTES, next);
-            copy_wait<0>();
-            __syncthreads();
-            if (round + 1 < rounds) {
-                copy_rows(shared_address(shared + (round + 1) % 2 * STAGE), row, rows.a, round + 1);
-                next = load(source, round + 1);
+        codes next[AHEAD];
+#pragma unroll
+        for (int d = 0; d < AHEAD; d++) {
+            if (d < rounds) next[d] = load(source, d);
+        }
+#pragma unroll
+        for (int d = 0; d < AHEAD - 1; d++) {
+            if (d < rounds) copy_rows(shared_address(shared + d * A_BYTES), row, rows.a, d);
+            copy_commit();
+        }
+        for (int first = 0; first < rounds; first += AHEAD) {
+#pragma unroll
+            for (int d = 0; d < AHEAD; d++) {
+                int round = first + d, ahead = round + AHEAD - 1;
+                if (round >= rounds) break;
+                char *weights = shared + AHEAD * A_BYTES + round % 2 * B_BYTES;
+                store(weights, next[d], source, round);
+                copy_wait<AHEAD - 2>();
+                __syncthreads();
+                if (ahead < rounds) {
+                    copy_rows(shared_address(shared + (d + AHEAD - 1) % AHEAD * A_BYTES), row,
+                              rows.a, ahead);
+                }
+                copy_commit();
+                if (round + AHEAD < rounds) next[d] = load(source, round + AHEAD);
+                multiply_round(shared_address(shared + d * A_BYTES), shared_address(weights));
             }
-            multiply_round(shared_address(stage), shared_address(stage + A_BYTES));
         }
     }
 

@@ -60,16 +60,18 @@ KERNEL gates(const float *ba, const float *rate, const float *dt_bias, float *ou
 }
 
 /* The delta rule, token by token, with the state in registers: a block owns COLUMNS columns of one
- * value head's state, four threads a column with 32 keys each. With e the decay and S the state
+ * value head's state, PARTS threads a column with 16 keys each. With e the decay and S the state
  * before a token,
  *   d = beta (v - e S^T k);  out = e S^T q + (k . q) d;  S <- e S + k d^T,
  * so that both reductions over the keys are one exchange. Queries, keys and values come through
- * shared memory, SCAN_ROWS tokens at a time, the next ones on their way meanwhile. Grid: value
- * heads * (DIM / COLUMNS) in x, slots in y. */
-enum { SCAN_THREADS = 128, COLUMNS = 32, SCAN_ROWS = 16 };
+ * shared memory, SCAN_ROWS tokens at a time, the next ones on their way meanwhile. The chain of a
+ * token is short and serial: two blocks a multiprocessor fill each other's waits. Grid: value heads
+ * * (DIM / COLUMNS) in x, slots in y. */
+enum { SCAN_THREADS = 128, COLUMNS = 16, PARTS = SCAN_THREADS / COLUMNS, SCAN_ROWS = 16 };
+enum { PIECES = SCAN_ROWS * DIM / 4 / SCAN_THREADS, KEYS = DIM / 4 / PARTS };
 
 struct scan_inputs {
-    float4 q[4], k[4], v;
+    float4 q[PIECES], k[PIECES], v;
 };
 
 KERNEL __launch_bounds__(SCAN_THREADS)
@@ -78,24 +80,25 @@ KERNEL __launch_bounds__(SCAN_THREADS)
     __shared__ __align__(16) float q[SCAN_ROWS][DIM], k[SCAN_ROWS][DIM], v[SCAN_ROWS][COLUMNS];
     __shared__ float beta[SCAN_ROWS], decay[SCAN_ROWS], kq[SCAN_ROWS];
     int head = blockIdx.x / (DIM / COLUMNS), c0 = blockIdx.x % (DIM / COLUMNS) * COLUMNS;
-    int tid = threadIdx.x, part = tid % 4, column = tid / 4, lane = tid % 32, warp = tid / 32;
+    int tid = threadIdx.x, part = tid % PARTS, column = tid / PARTS;
+    int lane = tid % 32, warp = tid / 32;
     const cuda_slot &slot = slots[blockIdx.y];
     int64_t first = (int64_t)blockIdx.y * rows_per_slot;
     int64_t state = ((int64_t)layer * V_HEADS + head) * DIM * DIM + c0 + column;
     int key_head = head / (V_HEADS / K_HEADS);
-    float s[8][4]; /* keys (4 i + part) * 4 + j */
+    float s[KEYS][4]; /* keys (PARTS i + part) * 4 + j */
 #pragma unroll
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < KEYS; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            s[i][j] = slot.state_in[state + (int64_t)((4 * i + part) * 4 + j) * DIM];
+            s[i][j] = slot.state_in[state + (int64_t)((PARTS * i + part) * 4 + j) * DIM];
         }
 
-    /* A thread brings 4 pieces of queries and keys and one of values: piece tid + 128 i. */
+    /* A thread brings PIECES pieces of queries and keys and at most one of values. */
     scan_inputs in;
     auto load = [&](int from) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < PIECES; i++) {
             int piece = tid + SCAN_THREADS * i, t = from + piece / (DIM / 4), d = piece % (DIM / 4);
             in.q[i] = in.k[i] = make_float4(0, 0, 0, 0);
             if (t < rows_per_slot) {
@@ -109,7 +112,7 @@ KERNEL __launch_bounds__(SCAN_THREADS)
         }
         int t = from + tid / (COLUMNS / 4);
         in.v = make_float4(0, 0, 0, 0);
-        if (t < rows_per_slot) {
+        if (tid < SCAN_ROWS * COLUMNS / 4 && t < rows_per_slot) {
             in.v = *(const float4 *)(channels + (first + t) * CONV_DIM + 2 * K_DIM + head * DIM +
                                      c0 + tid % (COLUMNS / 4) * 4);
         }
@@ -119,12 +122,12 @@ KERNEL __launch_bounds__(SCAN_THREADS)
         int n = min((int)SCAN_ROWS, rows_per_slot - from);
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < PIECES; i++) {
             int piece = tid + SCAN_THREADS * i;
             ((float4 *)q)[piece] = in.q[i];
             ((float4 *)k)[piece] = in.k[i];
         }
-        ((float4 *)v)[tid] = in.v;
+        if (tid < SCAN_ROWS * COLUMNS / 4) ((float4 *)v)[tid] = in.v;
         if (tid < n) {
             const float *g = gate + (first + from + tid) * 2 * V_HEADS + head;
             beta[tid] = g[0];
@@ -138,13 +141,14 @@ KERNEL __launch_bounds__(SCAN_THREADS)
         }
         if (from + SCAN_ROWS < rows_per_slot) load(from + SCAN_ROWS);
         __syncthreads();
+#pragma unroll 2
         for (int t = 0; t < n; t++) {
             float e = decay[t], recall[4] = {}, read[4] = {};
-            float4 kt[8];
+            float4 kt[KEYS];
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                kt[i] = *(const float4 *)&k[t][(4 * i + part) * 4];
-                float4 qt = *(const float4 *)&q[t][(4 * i + part) * 4];
+            for (int i = 0; i < KEYS; i++) {
+                kt[i] = *(const float4 *)&k[t][(PARTS * i + part) * 4];
+                float4 qt = *(const float4 *)&q[t][(PARTS * i + part) * 4];
                 recall[0] = fmaf(s[i][0], kt[i].x, recall[0]);
                 recall[1] = fmaf(s[i][1], kt[i].y, recall[1]);
                 recall[2] = fmaf(s[i][2], kt[i].z, recall[2]);
@@ -157,7 +161,7 @@ KERNEL __launch_bounds__(SCAN_THREADS)
             float m = (recall[0] + recall[1]) + (recall[2] + recall[3]);
             float p = (read[0] + read[1]) + (read[2] + read[3]);
 #pragma unroll
-            for (int step = 1; step < 4; step *= 2) {
+            for (int step = 1; step < PARTS; step *= 2) {
                 m += __shfl_xor_sync(ALL_LANES, m, step);
                 p += __shfl_xor_sync(ALL_LANES, p, step);
             }
@@ -167,7 +171,7 @@ KERNEL __launch_bounds__(SCAN_THREADS)
                     fmaf(kq[t], d, e * p);
             }
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
+            for (int i = 0; i < KEYS; i++) {
                 s[i][0] = fmaf(kt[i].x, d, e * s[i][0]);
                 s[i][1] = fmaf(kt[i].y, d, e * s[i][1]);
                 s[i][2] = fmaf(kt[i].z, d, e * s[i][2]);
@@ -176,10 +180,10 @@ KERNEL __launch_bounds__(SCAN_THREADS)
         }
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < KEYS; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            slot.state_out[state + (int64_t)((4 * i + part) * 4 + j) * DIM] = s[i][j];
+            slot.state_out[state + (int64_t)((PARTS * i + part) * 4 + j) * DIM] = s[i][j];
         }
 }
 

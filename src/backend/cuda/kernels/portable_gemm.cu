@@ -4,7 +4,7 @@
  * not depend on how a prompt was cut.
  *
  * A block computes TILE_M rows x TILE_N outputs, 64 columns (one quantisation group) a round: the
- * next round's activations are copied and its codes loaded while this round is multiplied. Tiles lie
+ * next rounds' activations are copied and their codes loaded while one is multiplied. Tiles lie
  * in shared memory as rows of 64 bf16, whose 16-byte pieces are permuted by row (swizzled), so that
  * neither ldmatrix nor the stores meet bank conflicts. */
 #include "gemm.cuh"
@@ -29,7 +29,7 @@ template <int TILE_M> __device__ void dense(const bf16 *a, const cuda_mat &w, fl
 KERNEL __launch_bounds__(THREADS) gemm_64(const bf16 *a, cuda_mat w, float *out, int ldo, int rows) {
     dense<64>(a, w, out, ldo, rows);
 }
-KERNEL __launch_bounds__(THREADS) gemm_128(const bf16 *a, cuda_mat w, float *out, int ldo,
+KERNEL __launch_bounds__(THREADS, 2) gemm_128(const bf16 *a, cuda_mat w, float *out, int ldo,
                                            int rows) {
     dense<128>(a, w, out, ldo, rows);
 }
@@ -79,12 +79,12 @@ template <int TILE_M> __device__ void experts_down(const bf16 *hidden, const cud
 }
 
 #define EXPERT_KERNELS(rows)                                                                       \
-    KERNEL __launch_bounds__(THREADS)                                                              \
+    KERNEL __launch_bounds__(THREADS, 2)                                                              \
         experts_up_##rows(const bf16 *a, cuda_mat gate, cuda_mat up, cuda_groups groups,         \
                           bf16 *hidden, int inner) {                                               \
         experts_up<rows>(a, gate, up, groups, hidden, inner);                                      \
     }                                                                                              \
-    KERNEL __launch_bounds__(THREADS)                                                              \
+    KERNEL __launch_bounds__(THREADS, 2)                                                              \
         experts_down_##rows(const bf16 *hidden, cuda_mat down, cuda_groups groups, float *out) { \
         experts_down<rows>(hidden, down, groups, out);                                             \
     }

@@ -1,44 +1,53 @@
-/* Decode: a quantised matrix times one to BATCH rows in float32. A warp computes two outputs at a
- * time; lane l takes eight columns in every 256. With q the codes of a group of columns,
+/* Decode of one row: a quantised matrix times it in float32. A warp computes two outputs at a time;
+ * lane l takes eight columns in every 256. With q the codes of a group of columns,
  *   sum (s q + b) x = s sum q x + b sum x,
- * and sum q x is taken from 128 + q, whose float32 is made of a code's bits without a conversion.
- * An output's sum has one order, whatever the batch. */
+ * and sum q x is taken from 128 + q, whose float32 is made of a code's bits without a conversion. */
 #include "common.cuh"
 
 enum { MV_THREADS = 256, MV_WARPS = MV_THREADS / 32 };
 
-/* acc[b] += this lane's part of row . x[b], x [BATCH][cols] in shared memory. */
-template <int BATCH, int ROWS>
-__device__ __forceinline__ void lane_products(const cuda_mat *const (&mat)[ROWS],
-                                              const int64_t (&row)[ROWS], const float *x,
-                                              float (&acc)[ROWS][BATCH]) {
+/* Eight columns' share of an output: sum is that of x, dot that of (offset + code) x. */
+__device__ __forceinline__ float group_share(float dot, float sum, float offset, uint32_t factors,
+                                             float acc) {
+    dot = fmaf(-offset, sum, dot);
+    float bias = __uint_as_float(factors & 0xffff0000u), scale = __uint_as_float(factors << 16);
+    return fmaf(scale, dot, fmaf(bias, sum, acc));
+}
+
+/* acc[r] += this lane's part of row r . x, x [cols] in shared memory; 4-bit codes, those of 1,024
+ * columns on their way at once. */
+template <int ROWS>
+__device__ __forceinline__ void narrow_products(const cuda_mat *const (&mat)[ROWS],
+                                                const int64_t (&row)[ROWS], const float *x,
+                                                float (&acc)[ROWS]) {
+    enum { AT_ONCE = 4 };
     int lane = threadIdx.x % 32, cols = mat[0]->cols;
-#pragma unroll 8
-    for (int first = lane * 8; first < cols; first += 256) {
-        float scale[ROWS], bias[ROWS], q[ROWS][8], offset[ROWS];
+    const uint8_t *codes[ROWS];
+    const uint16_t *scales[ROWS], *biases[ROWS];
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const cuda_mat &m = *mat[r];
-            int64_t group = row[r] * (cols / 64) + first / 64;
-            scale[r] = bf16_float(__ldg(m.scales + group));
-            bias[r] = bf16_float(__ldg(m.biases + group));
-            if (m.bits == 4) {
-                uint32_t word = __ldg((const uint32_t *)(m.codes + (row[r] * cols + first) / 2));
-                offset[r] = 128.0f;
+    for (int r = 0; r < ROWS; r++) {
+        codes[r] = mat[r]->codes + row[r] * (cols / 2);
+        scales[r] = mat[r]->scales + row[r] * (cols / 64);
+        biases[r] = mat[r]->biases + row[r] * (cols / 64);
+    }
+    for (int base = lane * 8; base < cols; base += AT_ONCE * 256) {
+        uint32_t word[AT_ONCE][ROWS], factors[AT_ONCE][ROWS];
 #pragma unroll
-                for (int i = 0; i < 8; i++) q[r][i] = code_128(word, i);
-            } else {
-                uint2 word = __ldg((const uint2 *)(m.codes + row[r] * cols + first));
-                offset[r] = 0.0f;
+        for (int u = 0; u < AT_ONCE; u++)
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    q[r][i] = (float)((i < 4 ? word.x : word.y) >> (8 * (i % 4)) & 255);
-                }
+            for (int r = 0; r < ROWS; r++) {
+                int first = base + u * 256;
+                word[u][r] = factors[u][r] = 0;
+                if (first >= cols) continue;
+                word[u][r] = __ldg((const uint32_t *)(codes[r] + first / 2));
+                factors[u][r] = __ldg(scales[r] + first / 64) |
+                                (uint32_t)__ldg(biases[r] + first / 64) << 16;
             }
-        }
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            const float4 *from = (const float4 *)(x + b * cols + first);
+        for (int u = 0; u < AT_ONCE; u++) {
+            int first = base + u * 256;
+            if (first >= cols) break;
+            const float4 *from = (const float4 *)(x + first);
             float4 lo = from[0], hi = from[1];
             float v[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
             float sum = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
@@ -46,57 +55,87 @@ __device__ __forceinline__ void lane_products(const cuda_mat *const (&mat)[ROWS]
             for (int r = 0; r < ROWS; r++) {
                 float dot = 0;
 #pragma unroll
-                for (int i = 0; i < 8; i++) dot = fmaf(q[r][i], v[i], dot);
-                dot = fmaf(-offset[r], sum, dot);
-                acc[r][b] = fmaf(scale[r], dot, fmaf(bias[r], sum, acc[r][b]));
+                for (int i = 0; i < 8; i++) dot = fmaf(code_128(word[u][r], i), v[i], dot);
+                acc[r] = group_share(dot, sum, 128.0f, factors[u][r], acc[r]);
             }
         }
     }
 }
 
-/* Rows [first, first + BATCH) of x[n][cols] into shared memory; rows from n on are zeros. */
-template <int BATCH>
-__device__ __forceinline__ void take_rows(const float *x, int cols, int first, int n,
-                                          float *shared) {
-    for (int i = threadIdx.x; i < BATCH * cols / 4; i += MV_THREADS) {
-        int b = i / (cols / 4);
-        float4 v = make_float4(0, 0, 0, 0);
-        if (first + b < n) v = ((const float4 *)(x + (int64_t)first * cols))[i];
-        ((float4 *)shared)[i] = v;
+/* The same for any widths of codes. */
+template <int ROWS>
+__device__ __forceinline__ void wide_products(const cuda_mat *const (&mat)[ROWS],
+                                              const int64_t (&row)[ROWS], const float *x,
+                                              float (&acc)[ROWS]) {
+    int lane = threadIdx.x % 32, cols = mat[0]->cols;
+    for (int first = lane * 8; first < cols; first += 256) {
+        const float4 *from = (const float4 *)(x + first);
+        float4 lo = from[0], hi = from[1];
+        float v[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+        float sum = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const cuda_mat &m = *mat[r];
+            int64_t group = row[r] * (cols / 64) + first / 64;
+            uint32_t factors = __ldg(m.scales + group) | (uint32_t)__ldg(m.biases + group) << 16;
+            float dot = 0;
+            if (m.bits == 4) {
+                uint32_t word = __ldg((const uint32_t *)(m.codes + (row[r] * cols + first) / 2));
+#pragma unroll
+                for (int i = 0; i < 8; i++) dot = fmaf((float)(word >> (4 * i) & 15), v[i], dot);
+            } else {
+                uint2 word = __ldg((const uint2 *)(m.codes + row[r] * cols + first));
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    float code = (float)((i < 4 ? word.x : word.y) >> (8 * (i % 4)) & 255);
+                    dot = fmaf(code, v[i], dot);
+                }
+            }
+            acc[r] = group_share(dot, sum, 0.0f, factors, acc[r]);
+        }
+    }
+}
+
+template <int ROWS>
+__device__ __forceinline__ void lane_products(const cuda_mat *const (&mat)[ROWS],
+                                              const int64_t (&row)[ROWS], const float *x,
+                                              float (&acc)[ROWS]) {
+    bool narrow = true;
+    for (int r = 0; r < ROWS; r++) narrow = narrow && mat[r]->bits == 4;
+    if (narrow)
+        narrow_products<ROWS>(mat, row, x, acc);
+    else
+        wide_products<ROWS>(mat, row, x, acc);
+}
+
+/* A row x[cols] into shared memory. */
+__device__ __forceinline__ void take_row(const float *x, int cols, float *shared) {
+    for (int i = threadIdx.x; i < cols / 4; i += MV_THREADS) {
+        ((float4 *)shared)[i] = ((const float4 *)x)[i];
     }
     __syncthreads();
 }
 
-/* out[b][row] = w[row] . x[b]: x [n][w.cols], out [n][ldo]; input is shared memory for BATCH rows.
- * Grid: any x, batches in y. */
-template <int BATCH>
-__device__ void product(const cuda_mat &w, const float *x, float *out, int ldo, int n,
-                        float *input) {
-    int first = blockIdx.y * BATCH, warp = threadIdx.x / 32;
-    take_rows<BATCH>(x, w.cols, first, n, input);
-    for (int64_t r = ((int64_t)blockIdx.x * MV_WARPS + warp) * 2; r < w.rows;
+/* out[b][row] = w[row] . x[b]: x [][w.cols], out [][ldo]. Grid: any x, rows b in y. */
+KERNEL __launch_bounds__(MV_THREADS)
+    matvec_1(cuda_mat w, const float *x, float *out, int ldo) {
+    DYNAMIC_SHARED(float, input);
+    int64_t b = blockIdx.y, warp = threadIdx.x / 32;
+    take_row(x + b * w.cols, w.cols, input);
+    for (int64_t r = (blockIdx.x * (int64_t)MV_WARPS + warp) * 2; r < w.rows;
          r += (int64_t)gridDim.x * MV_WARPS * 2) {
         const cuda_mat *mats[2] = {&w, &w};
         int64_t row[2] = {r, r + 1 < w.rows ? r + 1 : r};
-        float acc[2][BATCH] = {};
-        lane_products<BATCH, 2>(mats, row, input, acc);
+        float acc[2] = {};
+        lane_products<2>(mats, row, input, acc);
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                float sum = warp_sum(acc[i][b]);
-                if (threadIdx.x % 32 == 0 && first + b < n && r + i < w.rows) {
-                    out[(int64_t)(first + b) * ldo + r + i] = sum;
-                }
-            }
+        for (int i = 0; i < 2; i++) {
+            float sum = warp_sum(acc[i]);
+            if (threadIdx.x % 32 == 0 && r + i < w.rows) out[b * ldo + r + i] = sum;
+        }
     }
 }
 
-KERNEL __launch_bounds__(MV_THREADS)
-    matvec_1(cuda_mat w, const float *x, float *out, int ldo, int n) {
-    DYNAMIC_SHARED(float, input);
-    product<1>(w, x, out, ldo, n, input);
-}
 /* ---- experts --------------------------------------------------------------------------------- */
 
 /* hidden[slot][choice][i] = silu(gate x) * (up x), x the slot's row, for its chosen experts
@@ -110,13 +149,13 @@ KERNEL __launch_bounds__(MV_THREADS)
     bool shared = choice == TOP_K;
     int width = shared ? SHARED : INNER;
     int64_t first = shared ? 0 : (int64_t)(int)routing[slot * 2 * TOP_K + choice] * INNER;
-    take_rows<1>(x + (int64_t)slot * H, H, 0, 1, input);
+    take_row(x + (int64_t)slot * H, H, input);
     for (int i = blockIdx.x * MV_WARPS + warp; i < width; i += gridDim.x * MV_WARPS) {
         const cuda_mat *mats[2] = {shared ? &shared_gate : &gate, shared ? &shared_up : &up};
         int64_t row[2] = {first + i, first + i};
-        float acc[2][1] = {};
-        lane_products<1, 2>(mats, row, input, acc);
-        float g = warp_sum(acc[0][0]), u = warp_sum(acc[1][0]);
+        float acc[2] = {};
+        lane_products<2>(mats, row, input, acc);
+        float g = warp_sum(acc[0]), u = warp_sum(acc[1]);
         if (threadIdx.x % 32 == 0) {
             hidden[((int64_t)slot * (TOP_K + 1) + choice) * WIDTH + i] = silu(g) * u;
         }
@@ -133,7 +172,7 @@ KERNEL __launch_bounds__(MV_THREADS)
     enum { WIDTH = INNER > SHARED ? INNER : SHARED };
     int slot = blockIdx.y, warp = threadIdx.x / 32;
     const float *route = routing + slot * 2 * TOP_K;
-    take_rows<1>(hidden + (int64_t)slot * (TOP_K + 1) * WIDTH, (TOP_K + 1) * WIDTH, 0, 1, input);
+    take_row(hidden + (int64_t)slot * (TOP_K + 1) * WIDTH, (TOP_K + 1) * WIDTH, input);
     float gate = sigmoid(scores[(int64_t)slot * (EXPERTS + 1) + EXPERTS]);
     for (int h = (blockIdx.x * MV_WARPS + warp) * 2; h < H; h += gridDim.x * MV_WARPS * 2) {
         float sum[2] = {}, extra[2];
@@ -141,15 +180,15 @@ KERNEL __launch_bounds__(MV_THREADS)
         for (int j = 0; j < TOP_K; j++) {
             int64_t first = (int64_t)(int)route[j] * H;
             int64_t row[2] = {first + h, first + h + 1};
-            float acc[2][1] = {};
-            lane_products<1, 2>(mats, row, input + j * WIDTH, acc);
-            for (int i = 0; i < 2; i++) sum[i] = fmaf(route[TOP_K + j], warp_sum(acc[i][0]), sum[i]);
+            float acc[2] = {};
+            lane_products<2>(mats, row, input + j * WIDTH, acc);
+            for (int i = 0; i < 2; i++) sum[i] = fmaf(route[TOP_K + j], warp_sum(acc[i]), sum[i]);
         }
         mats[0] = mats[1] = &shared_down;
         int64_t row[2] = {h, h + 1};
-        float acc[2][1] = {};
-        lane_products<1, 2>(mats, row, input + TOP_K * WIDTH, acc);
-        for (int i = 0; i < 2; i++) extra[i] = gate * warp_sum(acc[i][0]);
+        float acc[2] = {};
+        lane_products<2>(mats, row, input + TOP_K * WIDTH, acc);
+        for (int i = 0; i < 2; i++) extra[i] = gate * warp_sum(acc[i]);
         if (threadIdx.x % 32 < 2) {
             int i = threadIdx.x % 32;
             int64_t at = (int64_t)slot * H + h + i;

@@ -39,10 +39,14 @@ KERNEL rms_norm(float *x, const float *add, const float *weight, float *normed, 
     }
 }
 
-/* flags[b / per_flag] = 0 when any of x[n] of block b is NaN or infinite. */
+/* flags[r / per_flag] = 0 when any of row r of x[rows][n] is NaN or infinite. Grid: rows in x, any
+ * number of blocks that share a row in y. */
 KERNEL check_finite(const float *x, int64_t n, int per_flag, int32_t *flags) {
     bool bad = false;
     const float *row = x + (int64_t)blockIdx.x * n;
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) bad |= !isfinite(row[i]);
+    int64_t step = (int64_t)blockDim.x * gridDim.y;
+    for (int64_t i = (int64_t)blockIdx.y * blockDim.x + threadIdx.x; i < n; i += step) {
+        bad |= !isfinite(row[i]);
+    }
     if (__syncthreads_or(bad) && threadIdx.x == 0) flags[blockIdx.x / per_flag] = 0;
 }

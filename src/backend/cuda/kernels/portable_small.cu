@@ -1,23 +1,15 @@
 /* Products whose results decide something (which experts, how much to forget): the router, the
  * shared expert's gate, DeltaNet's gates. Inputs and weights go to the tensor cores as a sum of two
  * bf16 each, 16 significant bits, so that scores are near float32 accuracy; these matrices are
- * small. A warp computes eight outputs of 16 MT rows and takes codes straight from memory, as in
- * thin.cuh. */
+ * small. Each of a block's eight warps takes an eighth of the columns straight from memory. */
 #include "common.cuh"
 
-enum { SMALL_THREADS = 256, SMALL_AHEAD = 4 };
+enum { SMALL_THREADS = 256, SMALL_WARPS = SMALL_THREADS / 32 };
 
-/* Eight values as bf16 and the bf16 of what that leaves. */
-__device__ __forceinline__ void split8(const float (&v)[8], char *high, char *low) {
-    uint32_t h[4], l[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        h[i] = bf16_pair(v[2 * i], v[2 * i + 1]);
-        l[i] = bf16_pair(v[2 * i] - __uint_as_float(h[i] << 16),
-                         v[2 * i + 1] - __uint_as_float(h[i] & 0xffff0000u));
-    }
-    *(uint4 *)high = make_uint4(h[0], h[1], h[2], h[3]);
-    *(uint4 *)low = make_uint4(l[0], l[1], l[2], l[3]);
+/* Two values as bf16 and the bf16 of what that leaves. */
+__device__ __forceinline__ void split(float a, float b, uint32_t &high, uint32_t &low) {
+    high = bf16_pair(a, b);
+    low = bf16_pair(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u));
 }
 
 /* 16 codes of a group of one output (4 bits: two words), its scale and bias. */
@@ -63,64 +55,49 @@ __device__ __forceinline__ void small_pair(const small_codes &x, int bits, int s
 }
 
 /* out[row][n] = sum_k a[row][k] w[n][k]: a float [rows, w.cols], out float [rows, w.rows]. Grid:
- * blocks of 16 MT rows in x, of eight outputs a warp in y. */
+ * blocks of 16 MT rows in x, of eight outputs in y. */
 template <int MT>
 __device__ void small_product(const float *a, const cuda_mat &w, float *out, int rows) {
-    constexpr int PIECE = 512 / MT, PITCH = PIECE * 2 + 16;
-    __shared__ __align__(128) char high[16 * MT * PITCH], low[16 * MT * PITCH];
-    int lane = threadIdx.x % 32, groups = w.cols / 64, m0 = blockIdx.x * 16 * MT;
-    int n0 = (blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * 8, n = n0 + lane / 4;
+    __shared__ float part[SMALL_WARPS][MT * 128];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = w.cols / 64;
+    int m0 = blockIdx.x * 16 * MT, n0 = blockIdx.y * 8, n = n0 + lane / 4;
+    int each = (groups + SMALL_WARPS - 1) / SMALL_WARPS;
+    int begin = warp * each, end = min(begin + each, groups);
     bool valid = n < w.rows;
-    small_codes next[SMALL_AHEAD];
-#pragma unroll
-    for (int d = 0; d < SMALL_AHEAD; d++) {
-        if (d < groups) next[d] = small_load(w, n, d, valid);
-    }
     float acc[3][MT][4] = {}; /* low by high, high by low, high by high */
-    for (int first = 0; first < w.cols; first += PIECE) {
-        int columns = min(PIECE, w.cols - first), pieces = columns / 8;
-        __syncthreads();
-        for (int i = threadIdx.x; i < 16 * MT * pieces; i += blockDim.x) {
-            int r = i / pieces, p = i % pieces;
-            float v[8] = {};
-            if (m0 + r < rows) {
-                const float4 *from = (const float4 *)(a + (int64_t)(m0 + r) * w.cols + first + p * 8);
-                float4 x = from[0], y = from[1];
-                v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
-                v[4] = y.x, v[5] = y.y, v[6] = y.z, v[7] = y.w;
-            }
-            split8(v, high + r * PITCH + p * 16, low + r * PITCH + p * 16);
-        }
-        __syncthreads();
-        for (int g0 = 0; g0 < columns / 64; g0 += SMALL_AHEAD) {
+    small_codes next = small_load(w, n, begin, valid && begin < end);
+    for (int g = begin; g < end; g++) {
+        small_codes now = next;
+        if (g + 1 < end) next = small_load(w, n, g + 1, valid);
+        float2 x[4][MT][4]; /* this lane's part of the activations, all of it on its way at once */
 #pragma unroll
-            for (int d = 0; d < SMALL_AHEAD; d++) {
-                int g = g0 + d, ahead = first / 64 + g + SMALL_AHEAD;
-                if (g >= columns / 64) break;
-                small_codes now = next[d];
-                if (ahead < groups) next[d] = small_load(w, n, ahead, valid);
+        for (int s = 0; s < 4; s++)
 #pragma unroll
-                for (int s = 0; s < 4; s++) {
-                    uint32_t bh[2], bl[2];
+            for (int i = 0; i < MT; i++)
 #pragma unroll
-                    for (int u = 0; u < 2; u++) {
-                        float x, y;
-                        small_pair(now, w.bits, s, u == 1, x, y);
-                        bh[u] = bf16_pair(x, y);
-                        bl[u] = bf16_pair(x - __uint_as_float(bh[u] << 16),
-                                          y - __uint_as_float(bh[u] & 0xffff0000u));
-                    }
-#pragma unroll
-                    for (int i = 0; i < MT; i++) {
-                        uint32_t ah[4], al[4], at = (uint32_t)((i * 16 + lane % 16) * PITCH +
-                                                               g * 128 + s * 32 + lane / 16 * 16);
-                        load_matrices(ah, shared_address(high) + at);
-                        load_matrices(al, shared_address(low) + at);
-                        multiply(acc[0][i], al, bh[0], bh[1]);
-                        multiply(acc[1][i], ah, bl[0], bl[1]);
-                        multiply(acc[2][i], ah, bh[0], bh[1]);
-                    }
+                for (int v = 0; v < 4; v++) {
+                    int m = m0 + i * 16 + lane / 4 + v % 2 * 8;
+                    int k = g * 64 + s * 16 + v / 2 * 8 + lane % 4 * 2;
+                    x[s][i][v] = make_float2(0, 0);
+                    if (m < rows) x[s][i][v] = *(const float2 *)(a + (int64_t)m * w.cols + k);
                 }
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            uint32_t bh[2], bl[2];
+#pragma unroll
+            for (int u = 0; u < 2; u++) {
+                float b0, b1;
+                small_pair(now, w.bits, s, u == 1, b0, b1);
+                split(b0, b1, bh[u], bl[u]);
+            }
+#pragma unroll
+            for (int i = 0; i < MT; i++) {
+                uint32_t ah[4], al[4];
+#pragma unroll
+                for (int v = 0; v < 4; v++) split(x[s][i][v].x, x[s][i][v].y, ah[v], al[v]);
+                multiply(acc[0][i], al, bh[0], bh[1]);
+                multiply(acc[1][i], ah, bl[0], bl[1]);
+                multiply(acc[2][i], ah, bh[0], bh[1]);
             }
         }
     }
@@ -128,10 +105,16 @@ __device__ void small_product(const float *a, const cuda_mat &w, float *out, int
     for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int v = 0; v < 4; v++) {
-            int m = m0 + i * 16 + lane / 4 + v / 2 * 8, c = n0 + lane % 4 * 2 + v % 2;
-            if (m >= rows || c >= w.rows) continue;
-            out[(int64_t)m * w.rows + c] = acc[2][i][v] + (acc[1][i][v] + acc[0][i][v]);
+            int m = i * 16 + lane / 4 + v / 2 * 8, c = lane % 4 * 2 + v % 2;
+            part[warp][m * 8 + c] = acc[2][i][v] + (acc[1][i][v] + acc[0][i][v]);
         }
+    __syncthreads();
+    for (int i = threadIdx.x; i < MT * 128; i += SMALL_THREADS) {
+        int m = m0 + i / 8, c = n0 + i % 8;
+        float sum = 0;
+        for (int x = 0; x < SMALL_WARPS; x++) sum += part[x][i];
+        if (m < rows && c < w.rows) out[(int64_t)m * w.rows + c] = sum;
+    }
 }
 
 KERNEL __launch_bounds__(SMALL_THREADS) small_16(const float *a, cuda_mat w, float *out, int rows) {

@@ -73,18 +73,18 @@ __device__ void thin_down(const bf16 *hidden, const cuda_mat &down, const cuda_g
 }
 
 #define THIN_KERNELS(rows, tiles)                                                                  \
-    KERNEL __launch_bounds__(THIN_THREADS)                                                         \
+    KERNEL __launch_bounds__(THIN_THREADS, 3)                                                       \
         thin_##rows(const bf16 *a, cuda_mat w, float *out, int ldo, int n) {                       \
         DYNAMIC_SHARED(char, shared);                                                              \
         thin<tiles>(a, w, out, ldo, n, shared);                                                    \
     }                                                                                              \
-    KERNEL __launch_bounds__(THIN_THREADS)                                                         \
+    KERNEL __launch_bounds__(THIN_THREADS, 2)                                                       \
         thin_up_##rows(const bf16 *a, cuda_mat gate, cuda_mat up, cuda_groups groups,              \
                        bf16 *hidden, int inner) {                                                  \
         DYNAMIC_SHARED(char, shared);                                                              \
         thin_up<tiles>(a, gate, up, groups, hidden, inner, shared);                                \
     }                                                                                              \
-    KERNEL __launch_bounds__(THIN_THREADS)                                                         \
+    KERNEL __launch_bounds__(THIN_THREADS, 3)                                                       \
         thin_down_##rows(const bf16 *hidden, cuda_mat down, cuda_groups groups, float *out) {      \
         DYNAMIC_SHARED(char, shared);                                                              \
         thin_down<tiles>(hidden, down, groups, out, shared);                                       \

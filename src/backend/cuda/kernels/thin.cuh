@@ -7,7 +7,7 @@
 
 #include "common.cuh"
 
-enum { THIN_THREADS = 256, THIN_AHEAD = 8, THIN_BYTES = 32 * 1024 + 32 * 16 };
+enum { THIN_THREADS = 256, THIN_AHEAD = 4, THIN_BYTES = 32 * 1024 + 32 * 16 };
 
 /* The matrix row that gives one output, as lane l of a warp sees it: output l / 4. A lane loads
  * codes [16 q, 16 q + 16) of every group, q = l % 4, which its quad shares by exchange. */
@@ -28,15 +28,14 @@ __device__ __forceinline__ thin_column thin_column_of(const cuda_mat &m, int64_t
 
 struct thin_codes {
     uint2 words;
-    uint32_t scale, bias;
+    uint32_t factors; /* scale, bias */
 };
 
 __device__ __forceinline__ thin_codes thin_load(const thin_column &c, int group) {
     thin_codes x = {};
     if (!c.valid) return x;
     x.words = __ldg((const uint2 *)(c.codes + group * 32));
-    x.scale = __ldg(c.scales + group);
-    x.bias = __ldg(c.biases + group);
+    x.factors = __ldg(c.scales + group) | (uint32_t)__ldg(c.biases + group) << 16;
     return x;
 }
 
@@ -101,7 +100,8 @@ __device__ __forceinline__ void thin_product(char *shared, const Rows &rows,
                     }
 #pragma unroll
                     for (int j = 0; j < NT; j++) {
-                        uint32_t scale = now[j].scale * 0x10001u, bias = now[j].bias * 0x10001u;
+                        uint32_t scale = (now[j].factors & 0xffffu) * 0x10001u;
+                        uint32_t bias = (now[j].factors >> 16) * 0x10001u;
                         uint32_t low = __shfl_sync(ALL_LANES, now[j].words.x, lane / 4 * 4 + s);
                         uint32_t high = __shfl_sync(ALL_LANES, now[j].words.y, lane / 4 * 4 + s);
                         uint32_t b0 = thin_pair(low, scale, bias);
