@@ -290,10 +290,10 @@ struct expert_tile {
     void (*up)(const bf16 *, cuda_mat, cuda_mat, cuda_groups, bf16 *, int);
     void (*down)(const bf16 *, cuda_mat, cuda_groups, float *);
 };
-static const expert_tile EXPERT_TILES[] = {{16, 9, experts_up_16, experts_down_16},
-                                           {32, 8, experts_up_32, experts_down_32},
-                                           {64, 6, experts_up_64, experts_down_64},
-                                           {128, 5, experts_up_128, experts_down_128}};
+static const expert_tile EXPERT_TILES[] = {{16, 9, prompt_up_16, prompt_down_16},
+                                           {32, 8, prompt_up_32, prompt_down_32},
+                                           {64, 6, prompt_up_64, prompt_down_64},
+                                           {128, 5, prompt_up_128, prompt_down_128}};
 static void run_up(const expert_tile &t, unsigned n, const bf16 *x, const cuda_mat &gate,
                    const cuda_mat &up, const cuda_groups &g, bf16 *hidden, int inner) {
     RUN(t.up, inner / 64, n, 256, PRODUCT_SHARED(2, t.n, t.stages), x, gate, up, g, hidden, inner);

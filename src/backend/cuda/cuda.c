@@ -193,6 +193,7 @@ static void cuda_close(struct backend_model *m) {
     if (m->context && cuda_enter(m, NULL) == LILY_OK) {
         if (m->stream) d->stream_wait(m->stream);
         for (int32_t i = 0; i < m->n_paths; i++) m->paths[i]->close(m);
+        cuda_prompt_close(m);
         cuda_portable_close(m);
         cuda_steps_close(m);
         if (m->x.block) d->memory_free(m->x.block);
@@ -225,6 +226,7 @@ static int open_on(struct backend_model *m, lily_err *err) {
     if (rc == LILY_OK) rc = cuda_portable_open(m, err);
     if (rc == LILY_OK) rc = cuda_upload(m, err);
     if (rc == LILY_OK) rc = allocate(m, err);
+    if (rc == LILY_OK) rc = cuda_prompt_open(m, err);
     return rc == LILY_OK ? open_paths(m, err) : rc;
 }
 

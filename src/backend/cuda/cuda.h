@@ -10,6 +10,7 @@
  *   step.c      decode: slots checked, up to two steps in flight, results handed over
  *   layers.c    the layers made of portable kernels, for prompts and decode steps
  *   prefill.c   a chunk of a prompt
+ *   prompt.c    its layers made of kernels for sm_90a
  *   portable.c  a decode step through the portable kernels
  *   decode.c    a decode step as one persistent kernel (sm_90a)
  *   plan.c      what a step costs
@@ -133,6 +134,7 @@ struct backend_model {
     struct cuda_modules *modules;                  /* module.c */
     struct cuda_portable *portable;                /* prefill.c: its kernels */
     struct cuda_decode *decode;                    /* decode.c: what it needs; NULL: not in use */
+    struct cuda_prompt *prompt;                    /* prompt.c, the same */
     const struct cuda_path *paths[CUDA_MAX_PATHS]; /* opened, in order of preference */
     int32_t n_paths;
     struct cuda_step steps[CUDA_IN_FLIGHT]; /* a ring */
@@ -223,6 +225,9 @@ int cuda_portable_none(struct backend_model *m, lily_err *err);
 void cuda_portable_close(struct backend_model *m);
 /* x.x = embedding rows of x.ids (prompt), or of the slots' tokens; then all layers. */
 int cuda_run_layers(struct backend_model *m, const struct cuda_run *run, lily_err *err);
+/* out[r] = w . x.normed[r] in near float32 accuracy, for small matrices: out[r][w.rows]. */
+int cuda_run_small(struct backend_model *m, const struct cuda_run *run, struct cuda_mat w,
+                   CUdeviceptr out, lily_err *err);
 /* x.logits[n] = the head of rows [first, first + n) of x.x, n <= CUDA_HEAD_ROWS or decode. */
 int cuda_run_head(struct backend_model *m, const struct cuda_run *run, int32_t first, int32_t n,
                   lily_err *err);
@@ -238,6 +243,12 @@ int cuda_mark_prompt(struct backend_session *s, const int32_t *ids, int32_t n, l
 /* Reports rows to the test that asked for it; waits for the device. */
 int cuda_trace(struct backend_model *m, const struct cuda_run *run, enum stage stage, int32_t layer,
                CUdeviceptr data, size_t ld, int32_t n, lily_err *err);
+
+/* prompt.c: opening leaves m->prompt NULL where its kernels do not suit the card or the weights;
+ * cuda_prompt_layers is cuda_run_layers for a prompt, where it is not. */
+int cuda_prompt_open(struct backend_model *m, lily_err *err);
+void cuda_prompt_close(struct backend_model *m);
+int cuda_prompt_layers(struct backend_model *m, const struct cuda_run *run, lily_err *err);
 
 /* prefill.c: the backend's prefill */
 int cuda_prefill(struct backend_session *s, struct prefill_step *step, lily_err *err);

@@ -85,7 +85,9 @@ static int run_chunk(struct backend_session *s, const struct prefill_step *step,
                            .prompt = true,
                            .matrix = true};
     int rc = send(s, step->ids, n, err);
-    if (rc == LILY_OK) rc = cuda_run_layers(m, &run, err);
+    if (rc == LILY_OK) {
+        rc = m->prompt ? cuda_prompt_layers(m, &run, err) : cuda_run_layers(m, &run, err);
+    }
     if (rc == LILY_OK) rc = cuda_check_rows(m, m->x.x, n, hidden, n, flag, err);
     if (rc == LILY_OK && step->all_logits) rc = head(m, &run, 0, n, step->all_logits, err);
     if (rc == LILY_OK && step->logits && n == step->n && !step->all_logits) {

@@ -177,12 +177,12 @@ __device__ void experts_down(const bf16 *hidden, const cuda_mat &down, const cud
 }
 
 #define EXPERTS(n, stages, at_least)                                                               \
-    KERNEL __launch_bounds__(256, at_least) experts_up_##n(                                        \
+    KERNEL __launch_bounds__(256, at_least) prompt_up_##n(                                         \
         const bf16 *x, cuda_mat gate, cuda_mat up, cuda_groups groups, bf16 *hidden, int inner) {  \
         experts_up<n, stages>(x, gate, up, groups, hidden, inner);                                 \
     }                                                                                              \
     KERNEL __launch_bounds__(256, at_least)                                                        \
-        experts_down_##n(const bf16 *hidden, cuda_mat down, cuda_groups groups, float *out) {      \
+        prompt_down_##n(const bf16 *hidden, cuda_mat down, cuda_groups groups, float *out) {       \
         experts_down<n, stages>(hidden, down, groups, out);                                        \
     }
 EXPERTS(16, 9, 3)

@@ -1,0 +1,177 @@
+/* The prompt kernels of sm_90a for the host: file, name, grid, threads, shared memory and arguments
+ * of each. C11. They take a cuda_shape whose widths are multiples of 512 with 4-bit matrices
+ * (prefill_takes); everything else stays with the portable kernels.
+ *
+ * Order of a layer (R rows, one slot; bf16 rows marked * are reordered, see prefill_common.cuh):
+ *   norm            x, add | 0, weight, normed float | 0, ordered*
+ *   DeltaNet        dense qkvz; [b and a by the portable product]; convolve; pieces; states;
+ *                   gated_norm; dense out
+ *   attention       dense qkv; attention_rows; flash; dense o
+ *   norm            x, add = the mixer's output
+ *   experts         [router, route by portable kernels]; group; up; down; up and down of the shared
+ *                   expert with groups.begin 0; [combine]
+ * The rows `normed` in float32 are for the router and for b and a alone. */
+#ifndef LILY_CUDA_PREFILL_KERNELS_H
+#define LILY_CUDA_PREFILL_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct prefill_launch {
+    const char *file, *kernel;
+    uint32_t gx, gy, threads;
+    size_t shared; /* dynamic, bytes */
+};
+
+static inline uint32_t prefill_blocks(int64_t n, int64_t each) {
+    return (uint32_t)((n + each - 1) / each);
+}
+
+/* Whether a matrix [rows, cols] of so many bits can be multiplied by prefill_gemm.cu. */
+static inline bool prefill_takes(int32_t rows, int32_t cols, int32_t bits) {
+    return bits == 4 && rows % 256 == 0 && cols % 512 == 0;
+}
+
+/* Tiles of prefill_gemm.cu: warpgroups, rows of activations, stages of the ring; experts have two
+ * warpgroups. Their shared memory is PRODUCT_SHARED of prefill_gemm.cuh. */
+#define PREFILL_DENSE_TILES(XX)                                                                    \
+    XX(1, 16, 10), XX(1, 32, 8), XX(1, 64, 8), XX(2, 64, 6), XX(2, 128, 5), XX(4, 128, 6)
+#define PREFILL_EXPERT_TILES(XX) XX(16, 9), XX(32, 8), XX(64, 6), XX(128, 5)
+#define PREFILL_TILE_SHARED(wgs, n, stages)                                                        \
+    ((stages) * (n)*128 + (wgs)*128 * (((stages) + 1) / 2 * 32 + 32) + 1024)
+#define PREFILL_PIECES_SHARED (49152 + 64 * 68 * 4)
+#define PREFILL_STATES_SHARED (2 * 57344 + (128 + 2 * 64) * 80)
+#define PREFILL_FLASH_SHARED  (128 * 512 + 4 * 64 * 512 + 256 * 4 + 1024)
+
+/* dense: x* [rows][w.cols], cuda_mat w, float out, int ldo, int rows. The widest tile that leaves
+ * work for every processor. */
+static inline struct prefill_launch prefill_dense(int32_t rows, int32_t outputs,
+                                                  int32_t processors) {
+    static const struct {
+        const char *name;
+        uint8_t wgs, n, stages;
+    } tile[] = {
+#define TILE(wgs, n, stages) {"dense_" #wgs "_" #n, wgs, n, stages}
+        PREFILL_DENSE_TILES(TILE)
+#undef TILE
+    };
+    int t = 5;
+    while (t > 0) {
+        bool filled = rows > tile[t].n / 2;
+        uint32_t blocks =
+            prefill_blocks(outputs, 64 * tile[t].wgs) * prefill_blocks(rows, tile[t].n);
+        if (filled && (t < 3 || blocks >= (uint32_t)processors)) break;
+        t--;
+    }
+    return (struct prefill_launch){
+        "prefill_gemm",
+        tile[t].name,
+        prefill_blocks(outputs, 64 * tile[t].wgs),
+        prefill_blocks(rows, tile[t].n),
+        tile[t].wgs * 128u,
+        PREFILL_TILE_SHARED((size_t)tile[t].wgs, tile[t].n, tile[t].stages)};
+}
+
+/* Rows of a block of one expert for a chunk: what prompt_group takes as `height`. */
+static inline int32_t prefill_expert_height(int32_t rows, int32_t experts, int32_t top_k) {
+    int32_t mean = rows * top_k / experts;
+    return mean > 48 ? 128 : mean > 24 ? 64 : mean > 12 ? 32 : 16;
+}
+
+/* The same for the shared expert, which all rows go through. */
+static inline int32_t prefill_shared_height(int32_t rows) {
+    return rows > 768 ? 128 : rows > 16 ? 32 : 16;
+}
+
+/* Blocks of rows that the products of a chunk may have. */
+static inline uint32_t prefill_expert_blocks(int32_t rows, int32_t experts, int32_t top_k,
+                                             int32_t height) {
+    int32_t pairs = rows * top_k;
+    return (uint32_t)(pairs / height + (pairs < experts ? pairs : experts));
+}
+
+/* up: x* , gate, up, cuda_groups, hidden* [places][inner], int inner.
+ * down: hidden*, down, cuda_groups, float out [places][H]. blocks: prefill_expert_blocks, or
+ * rows / height rounded up for the shared expert. */
+static inline struct prefill_launch
+prefill_experts(bool first_half, int32_t height, uint32_t blocks, int32_t inner, int32_t hidden) {
+    static const char *const names[2][4] = {
+        {"prompt_down_16", "prompt_down_32", "prompt_down_64", "prompt_down_128"},
+        {"prompt_up_16", "prompt_up_32", "prompt_up_64", "prompt_up_128"}};
+    static const uint8_t stages[4] = {9, 8, 6, 5};
+    int t = height == 128 ? 3 : height == 64 ? 2 : height == 32 ? 1 : 0;
+    return (struct prefill_launch){"prefill_gemm",
+                                   names[first_half][t],
+                                   first_half ? prefill_blocks(inner, 64)
+                                              : prefill_blocks(hidden, 128),
+                                   blocks,
+                                   256,
+                                   PREFILL_TILE_SHARED((size_t)2, height, stages[t])};
+}
+
+/* group: routing, int rows, int height, begin, blocks, n_blocks, pairs, places; rows <= 4096. */
+static inline struct prefill_launch prefill_group(void) {
+    return (struct prefill_launch){"prefill_route", "prompt_group", 1, 1, 1024, 0};
+}
+
+/* norm: x, add | 0, weight, normed | 0, ordered*. */
+static inline struct prefill_launch prefill_norm(int32_t rows) {
+    return (struct prefill_launch){"prefill_norm", "prompt_norm", (uint32_t)rows, 1, 256, 0};
+}
+
+/* convolve: proj, int width, taps, slot, int rows, int layer, channels bf16 [rows][conv_dim].
+ * heads: of queries, keys and values. */
+static inline struct prefill_launch prefill_convolve(int32_t rows, int32_t heads) {
+    return (struct prefill_launch){
+        "prefill_deltanet", "prompt_convolve", (uint32_t)heads, prefill_blocks(rows, 64), 128, 0};
+}
+
+/* Pieces of 64 positions on the absolute grid that rows [pos, pos + rows) touch. */
+static inline int32_t prefill_pieces(int32_t pos, int32_t rows) {
+    return (pos % 64 + rows + 63) / 64;
+}
+
+/* Scratch of the delta rule for so many pieces and value heads: decays, w, p, u in turn. */
+static inline size_t prefill_delta_bytes(int32_t pieces, int32_t heads, size_t at[4]) {
+    size_t n = (size_t)pieces * (size_t)heads;
+    at[0] = 0;
+    at[1] = n * 64 * 4;
+    at[2] = at[1] + n * 64 * 128 * 2;
+    at[3] = at[2] + n * 64 * 64 * 2;
+    return at[3] + n * 64 * 128 * 4;
+}
+
+/* pieces: channels, ba [rows][2 * heads], rate, dt_bias, slot, int rows, decays, w, p, u. */
+static inline struct prefill_launch prefill_delta_pieces(int32_t pieces, int32_t heads) {
+    return (struct prefill_launch){
+        "prefill_deltanet",   "delta_pieces", (uint32_t)pieces, (uint32_t)heads, 128,
+        PREFILL_PIECES_SHARED};
+}
+
+/* states: channels, decays, w, p, u, slot, int rows, int pieces, int layer, delta [rows][v_dim]. */
+static inline struct prefill_launch prefill_delta_states(int32_t heads) {
+    return (struct prefill_launch){
+        "prefill_deltanet", "delta_states", (uint32_t)heads * 4, 1, 256, PREFILL_STATES_SHARED};
+}
+
+/* gated_norm: delta, proj, int width, weight, mix* [rows][v_dim]. */
+static inline struct prefill_launch prefill_gated_norm(int32_t rows) {
+    return (struct prefill_launch){
+        "prefill_deltanet", "prompt_gated_norm", (uint32_t)rows, 1, 256, 0};
+}
+
+/* attention_rows: proj, int width, q_norm, k_norm, inv_freq, slot, int layer, queries bf16. */
+static inline struct prefill_launch prefill_attention_rows(int32_t rows) {
+    return (struct prefill_launch){
+        "prefill_attention", "prompt_attention_rows", (uint32_t)rows, 1, 256, 0};
+}
+
+/* flash: queries, proj, int width, slot, int rows, int layer, mix* [rows][q_dim]. */
+static inline struct prefill_launch prefill_flash(int32_t rows, int32_t kv_heads) {
+    return (struct prefill_launch){
+        "prefill_attention", "prompt_flash", prefill_blocks(rows, 16), (uint32_t)kv_heads, 256,
+        PREFILL_FLASH_SHARED};
+}
+
+#endif
