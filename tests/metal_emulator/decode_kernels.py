@@ -214,6 +214,7 @@ class Case:
     def check(self, lib: Library, seed: int = 0) -> Report:
         report, after = self.run(lib, seed)
         assert [f.text for f in report.faults] == []
+        assert report.tg_static <= 32768
         errors = self.errors(after)
         assert max(errors.values()) <= self.tolerance, f"{self.kernel} seed {seed}: {errors}"
         return report

@@ -50,7 +50,7 @@ def gemm_multi(lib: Library, shape: str, x: np.ndarray, parts: list[pm.Matrix], 
     for p in range(4):
         used = p if p < len(rows) else 0
         for i, array in enumerate((*parts[used].parts(), outs[used])):
-            buffers[4 * p + i] = array
+            buffers[c["PREFILL_MULTI_CODES"] + 4 * p + i] = array
     pad = [0] * (4 - len(rows))
     buffers[c["PREFILL_MULTI_ARGS"]] = pm.uints(n, cols, len(rows), *rows, *pad, *modes, *pad)
     sizes = pm.uints(*rows).ctypes.data_as(pm.c.c_void_p)
@@ -144,11 +144,10 @@ def route(lib: Library, shape: str, ids: np.ndarray, seed: int = 0
 
 @dataclass
 class Experts:
-    """Routed rows with the weights of all experts, as a packed file or a folder lays them out."""
+    """Routed rows with the weights of all experts, laid out as in a packed file."""
 
     shape: str
     ids: np.ndarray
-    packed: bool = False
     used: int | None = None  # only so many experts have weights (the real shape has 400 MB)
     suffix: str = ""  # of the kernels' names
 
@@ -170,11 +169,9 @@ class Experts:
         self.act = np.zeros((8 * n, self.width), np.uint16)
         self.out = np.zeros((n, 8, self.h_dim), np.uint16)  # fmt: skip
 
-    def bound(self, name: str) -> tuple[list[np.ndarray], tuple[int, int]]:
-        """Three arrays and their strides. Packed: all of an expert's parts lie together."""
+    def bound(self, name: str) -> tuple[list[np.ndarray], int]:
+        """Three arrays and their stride: all of an expert's parts lie together."""
         m = self.w[name]
-        if not self.packed:
-            return list(m.parts()), (m.codes[0].nbytes, m.scales[0].nbytes)
         sizes = [p[0].nbytes for p in m.parts()]
         stride = (sum(sizes) + 127) // 128 * 128
         block, parts, at = np.zeros((len(m.codes), stride), np.uint8), [], 0
@@ -183,10 +180,10 @@ class Experts:
             parts.append(at)
             at += size
         flat = block.reshape(-1)
-        return [flat[p:] for p in parts], (stride, stride)
+        return [flat[p:].copy() for p in parts], stride  # copies: bytes are told apart by address
 
     def up(self, lib: Library, seed: int) -> Report:
-        gate, strides = self.bound("gate")
+        gate, stride = self.bound("gate")
         up, _ = self.bound("up")
         names = ("codes", "scales", "biases")
         arrays = {f"gate_{k}": a for k, a in zip(names, gate)}
@@ -194,15 +191,15 @@ class Experts:
         grid = pm.grids().c_prefill_up_grid(len(self.blocks), self.width)
         return run(lib, self.shape, f"prefill_experts_up{self.suffix}", "PREFILL_UP", grid, seed,
                    x=self.x, **arrays, sorted=self.sorted, blocks=self.blocks, act=self.act,
-                   args=pm.uints(*strides))  # fmt: skip
+                   args=pm.uints(stride))  # fmt: skip
 
     def down(self, lib: Library, seed: int) -> Report:
-        down, strides = self.bound("down")
+        down, stride = self.bound("down")
         arrays = dict(zip(("codes", "scales", "biases"), down))
         grid = pm.grids().c_prefill_down_grid(len(self.blocks), self.h_dim)
         return run(lib, self.shape, f"prefill_experts_down{self.suffix}", "PREFILL_DOWN", grid,
                    seed, act=self.act, **arrays, sorted=self.sorted, blocks=self.blocks,
-                   weights=self.weights, out=self.out, args=pm.uints(*strides))  # fmt: skip
+                   weights=self.weights, out=self.out, args=pm.uints(stride))  # fmt: skip
 
     def check_up(self, pairs: np.ndarray) -> None:
         for place in pairs:

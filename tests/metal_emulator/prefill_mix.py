@@ -48,21 +48,20 @@ def compiled(sources: list[Path | str], *flags: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(target))
 
 
-class Groups(ctypes.Structure):
-    _fields_ = [("x", ctypes.c_uint32), ("y", ctypes.c_uint32), ("z", ctypes.c_uint32)]
+class Grid(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in ("x", "y", "z", "threads")]
 
 
 @cache
 def _header() -> ctypes.CDLL:
     """The header's own functions, which are static inline: each behind one of another name."""
-    names = {"prefill_gdn_conv_groups": 3, "prefill_gdn_scan_groups": 1,
-             "prefill_gdn_norm_groups": 2, "prefill_attn_prep_groups": 2,
-             "prefill_attn_groups": 2, "prefill_attn_split_groups": 3,
-             "prefill_attn_merge_groups": 2, "prefill_attn_spans": 2,
+    names = {"prefill_gdn_conv_grid": 3, "prefill_gdn_scan_grid": 1, "prefill_gdn_norm_grid": 2,
+             "prefill_attn_prep_grid": 2, "prefill_attn_grid": 2, "prefill_attn_split_grid": 3,
+             "prefill_attn_merge_grid": 2, "prefill_attn_spans": 2,
              "prefill_attn_splits": 3}  # fmt: skip
     text = '#include "prefill_mix_args.h"\n'
     for name, count in names.items():
-        kind = "struct prefill_groups" if name.endswith("groups") else "uint32_t"
+        kind = "struct prefill_grid" if name.endswith("grid") else "uint32_t"
         parameters = ", ".join(f"uint32_t p{i}" for i in range(count))
         values = ", ".join(f"p{i}" for i in range(count))
         call = f"{name}({values})" if kind[0] == "s" else f"(uint32_t){name}({values})"
@@ -70,7 +69,7 @@ def _header() -> ctypes.CDLL:
     lib = compiled([text], f"-I{KERNELS}", "-Wall", "-Wextra", "-Wconversion", "-Werror")
     for name in names:
         function = getattr(lib, f"t_{name}")
-        function.restype = Groups if name.endswith("groups") else ctypes.c_uint32
+        function.restype = Grid if name.endswith("grid") else ctypes.c_uint32
     return lib
 
 
@@ -78,9 +77,8 @@ def header(name: str, *values: int) -> int:
     return int(getattr(_header(), f"t_{name}")(*values))
 
 
-def groups(kernel: str, *values: int) -> tuple[int, int, int]:
-    g = getattr(_header(), f"t_{kernel}_groups")(*values)
-    return g.x, g.y, g.z
+def grid(kernel: str, *values: int) -> Grid:
+    return getattr(_header(), f"t_{kernel}_grid")(*values)
 
 
 @cache
@@ -134,11 +132,9 @@ class Kernels:
         """grid_of: what the kernel's grid depends on. Buffers by the name of their binding without
         the kernel's prefix."""
         bound = {E[f"{kernel.upper()}_{name}"]: array for name, array in buffers.items()}
-        prefix = "PREFILL_ATTN" if kernel == "prefill_attn_split" else kernel.upper()
-        threads = E[f"{prefix}_THREADS"]
-        x, y, z = groups(kernel, *grid_of)
-        grid = (x * threads, y, z)
-        report = self.library(file or kernel).run(kernel, grid, (threads,), bound, self.seed)
+        g = grid(kernel, *grid_of)
+        threads = (g.x * g.threads, g.y, g.z)
+        report = self.library(file or kernel).run(kernel, threads, (g.threads,), bound, self.seed)
         self.faults += [f.text for f in report.faults]
         self.kinds |= report.kinds()
         return report

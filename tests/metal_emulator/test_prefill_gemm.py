@@ -121,7 +121,7 @@ def test_gemm_bands_cover_every_tile() -> None:
     y = np.full((n, 64), np.nan, np.float32)
     report = gemm(pm.library(MINI, "prefill_gemm"), MINI, x, w, STORE_F32, y, seed=1)
     pm.clean(report)
-    assert report.usage[4].written == [(0, y.nbytes)]
+    assert report.usage[pm.constants(MINI)["PREFILL_GEMM_Y"]].written == [(0, y.nbytes)]
     assert pm.relative(y, product(x, w)) < FLOAT
 
 
@@ -237,11 +237,10 @@ def test_route(shape: str, n: int, skew: float) -> None:
 # ---- experts
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["folder", "packed"])
 @pytest.mark.parametrize("n,skew", [(2, 0), (48, 1.0)])
-def test_experts(n: int, skew: float, packed: bool) -> None:
+def test_experts(n: int, skew: float) -> None:
     """Blocks of 1 to 32 pairs, experts without any, experts with several blocks."""
-    case = Experts(MINI, random_ids(np.random.default_rng(12), n, 32, skew), packed)
+    case = Experts(MINI, random_ids(np.random.default_rng(12), n, 32, skew))
     assert n == 2 or (case.counts.max() > 32 and 0 < case.counts[case.counts > 0].min() <= 8)
     lib, pairs = pm.library(MINI, "prefill_experts"), np.arange(8 * n)
     for seed in SEEDS[:2]:
@@ -321,14 +320,14 @@ def test_bytes_of_experts() -> None:
     lib = pm.library(MINI, "prefill_experts")
     reads, writes = touched(case.up(lib, 0), "PREFILL_UP", MINI)
     want = {"x": case.x.nbytes, "sorted": case.sorted.nbytes, "blocks": case.blocks.nbytes}
-    want["args"] = 8
+    want["args"] = 4
     for name in ("gate", "up"):
         for part, array in zip(("codes", "scales", "biases"), case.w[name].parts()):
             want[f"{name}_{part}"] = used * array[0].nbytes
     assert reads == want and writes == {"act": case.act.nbytes}
     reads, writes = touched(case.down(lib, 0), "PREFILL_DOWN", MINI)
     want = {"act": case.act.nbytes, "sorted": case.sorted.nbytes, "blocks": case.blocks.nbytes}
-    want |= {"args": 8, "weights": case.weights.nbytes}
+    want |= {"args": 4, "weights": case.weights.nbytes}
     for part, array in zip(("codes", "scales", "biases"), case.w["down"].parts()):
         want[part] = used * array[0].nbytes
     assert reads == want and writes == {"out": case.out.nbytes}
@@ -346,8 +345,9 @@ def test_bytes_of_gemm() -> None:
         assert reads == {"x": x.nbytes, **matrix, "args": 16, **added}
         assert writes == {"y": y.nbytes}
         # Traffic: W once for each tile of rows, x once for each tile of outputs.
-        assert report.usage[1].bytes_read == 2 * matrix["codes"]
-        assert report.usage[0].bytes_read == 2 * x.nbytes
+        c = pm.constants(MINI)
+        assert report.usage[c["PREFILL_GEMM_CODES"]].bytes_read == 2 * matrix["codes"]
+        assert report.usage[c["PREFILL_GEMM_X"]].bytes_read == 2 * x.nbytes
 
 
 # ---- all files, and faults
@@ -424,42 +424,44 @@ FAULTS = [
     Fault("rows unguarded", "prefill_gemm", fault_gemm, "s.has_x1 = m + 1 < rows;",
           "s.has_x1 = true;", "OUT_OF_BOUNDS"),
     Fault("outputs unguarded", "prefill_gemm", fault_gemm,
-          "if (column >= row_pieces) continue; // EDGE", "", "RACE OUT_OF_BOUNDS"),
+          "if (column >= row_pieces) continue; /* EDGE */", "", "RACE OUT_OF_BOUNDS"),
     Fault("weights unguarded", "prefill_gemm", fault_gemm, "s.has_w = row < out_rows;",
           "s.has_w = true;", "OUT_OF_BOUNDS"),
     Fault("wrong stride of the tile", "prefill_gemm", fault_gemm,
           "words_x[pair * TILE_X_WORDS + k * 8 + column]",
           "words_x[pair * (TILE_X_WORDS - 8) + k * 8 + column]", "UNINITIALISED WRONG"),
     Fault("columns in another order", "prefill_gemm", fault_gemm,
-          "uint column = p.row / 2 + p.row % 2 * 4;", "uint column = p.row;", "WRONG"),
+          "const uint column = p.row / 2 + p.row % 2 * 4;", "const uint column = p.row;", "WRONG"),
     Fault("threads return before a barrier", "prefill_gemm", fault_gemm,
-          "gemm_part part = {codes, scales,",
+          "const gemm_part part = {quantised_of(codes, scales",
           "if (group.y * 64 + thread_index / 2 >= args.out_rows) return;\n"
-          "    gemm_part part = {codes, scales,", "BARRIER SIMD_PARTIAL"),
+          "    const gemm_part part = {quantised_of(codes, scales", "BARRIER SIMD_PARTIAL"),
     Fault("scales and biases exchanged", "prefill_gemm", fault_gemm,
-          "(thread_index % 2 == 0 ? scales : biases)", "(thread_index % 2 == 0 ? biases : scales)",
+          "(thread_index % 2 == 0 ? m.scales : m.biases)",
+          "(thread_index % 2 == 0 ? m.biases : m.scales)",
           "WRONG"),
     Fault("offset of codes forgotten", "prefill_gemm", fault_gemm, "fma(-128.0f, scale,",
           "fma(-127.0f, scale,", "WRONG"),
     Fault("gate and up of the same matrix", "prefill_experts", fault_experts,
-          "(is_up ? up_codes : gate_codes) + code_skip", "gate_codes + code_skip", "WRONG"),
+          "is_up ? quantised_of(up_codes, up_scales, up_biases)",
+          "is_up ? quantised_of(gate_codes, up_scales, up_biases)", "WRONG"),
     Fault("stride of another layout", "prefill_experts", fault_experts,
-          "uint code_skip = block.x * (args.code_stride / 16);",
-          "uint code_skip = block.x * (args.code_stride / 32);", "WRONG"),
+          "block.x * args.expert_stride), n,", "block.x * args.expert_stride / 2), n,", "WRONG"),
     Fault("empty blocks run", "prefill_experts", fault_experts,
-          "if (rows == 0) return; // the whole threadgroup\n"
-          "    uint n0 = group.x * (PREFILL_TILE_N / 2)",
-          "rows = max(rows, 1u);\n    uint n0 = group.x * (PREFILL_TILE_N / 2)", "RACE"),
+          "const uint rows = block.z;\n    if (rows == 0) return; /* the whole threadgroup */\n"
+          "    const uint n0 = group.x * (PREFILL_TILE_N / 2)",
+          "const uint rows = max(block.z, 1u);\n"
+          "    const uint n0 = group.x * (PREFILL_TILE_N / 2)", "RACE"),
     Fault("rows not gathered", "prefill_experts", fault_experts,
-          "uint row1 = source.has_x1 ? sorted[block.y + m + 1] / SHAPE_TOP_K : 0;",
-          "uint row1 = source.has_x1 ? sorted[block.y + m + 1] : 0;", "OUT_OF_BOUNDS WRONG"),
+          "const uint row1 = source.has_x1 ? sorted[block.y + m + 1] / SHAPE_TOP_K : 0;",
+          "const uint row1 = source.has_x1 ? sorted[block.y + m + 1] : 0;", "OUT_OF_BOUNDS WRONG"),
     Fault("ties to the higher expert", "prefill_router", fault_router,
           "simd_min(best == largest ? at * 32 + lane : (uint)SHAPE_EXPERTS)",
           "simd_max(best == largest ? at * 32 + lane : 0u)", "WRONG"),
     Fault("logits read too early", "prefill_router", fault_router, f"{BARRIER} /* LOGITS */", "",
           "RACE"),
     Fault("row of the last tile unguarded", "prefill_router", fault_router,
-          "bool exists = in.row0 + m < in.rows;", "bool exists = true;", "OUT_OF_BOUNDS"),
+          "const bool exists = in.row0 + m < in.rows;", "const bool exists = true;", "OUT_OF_BOUNDS"),
     Fault("counts not cleared first", "prefill_route", fault_route, f"{BARRIER} /* CLEARED */", "",
           "RACE UNINITIALISED"),
     Fault("scatter before counting", "prefill_route", fault_route, f"{BARRIER} /* COUNTED */", "",

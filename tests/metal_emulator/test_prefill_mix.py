@@ -230,7 +230,7 @@ def test_angles(checked: bool) -> None:
     tail = (
         "\nkernel void directions(device const float *a [[buffer(0)]],"
         " device float2 *o [[buffer(1)]], uint i [[thread_position_in_grid]]) {"
-        " o[i] = direction(a[i]); }\n"
+        " o[i] = rope_direction(a[i]); }\n"
     )
     near = np.arange(0, 300)
     far = np.arange(262_143 - 300, 262_144)
@@ -362,17 +362,17 @@ class Fault:
 
 
 def _barrier(mark: str) -> str:
-    return f"threadgroup_barrier(mem_flags::mem_threadgroup); // {mark}"
+    return f"threadgroup_barrier(mem_flags::mem_threadgroup); /* {mark} */"
 
 
 FAULTS = [
     Fault("conv: every block writes the history", "prefill_gdn_conv",
-          "if (last == args.n) { // LAST TOKENS", "{", "RACE"),
+          "if (last == args.rows) { /* LAST TOKENS */", "{", "RACE"),
     Fault("conv: last chunk rows unguarded", "prefill_gdn_conv",
-          "min(first + PREFILL_GDN_CONV_TOKENS, args.n)", "first + PREFILL_GDN_CONV_TOKENS",
+          "min(first + PREFILL_GDN_CONV_TOKENS, args.rows)", "first + PREFILL_GDN_CONV_TOKENS",
           "OUT_OF_BOUNDS"),
-    Fault("conv: history one row late", "prefill_gdn_conv", "u.history[uint(t + 3) * ROW]",
-          "u.history[uint(t + 3) % 3 * ROW + ROW - ROW * uint(t == -1)]", "WRONG OUT_OF_BOUNDS"),
+    Fault("conv: history one row late", "prefill_gdn_conv", "u.history[(uint)(t + 3) * GDN_ROW]",
+          "u.history[(uint)(t + 3) % 3 * GDN_ROW + GDN_ROW - GDN_ROW * (uint)(t == -1)]", "WRONG OUT_OF_BOUNDS"),
     Fault("conv: taps in the wrong order", "prefill_gdn_conv", "by_time[j][i] = w[j]",
           "by_time[3 - j][i] = w[j]", "WRONG"),
     Fault("conv: gates of a head too many", "prefill_gdn_conv",
@@ -381,23 +381,23 @@ FAULTS = [
     Fault("scan: staged without a barrier", "prefill_gdn_scan", _barrier("STAGED"), "", "RACE"),
     Fault("scan: restaged without a barrier", "prefill_gdn_scan", _barrier("USED"), "", "RACE"),
     Fault("scan: every lane writes", "prefill_gdn_scan", "if (part == 0) ((", "((", "RACE"),
-    Fault("scan: key head of the tiled order", "prefill_gdn_scan", "head / VALUES_PER_KEY * HEAD4",
-          "head % SHAPE_GDN_K_HEADS * HEAD4", "WRONG"),
+    Fault("scan: key head of the tiled order", "prefill_gdn_scan", "head / GDN_VALUES_PER_KEY * GDN_HEAD4",
+          "head % SHAPE_GDN_K_HEADS * GDN_HEAD4", "WRONG"),
     Fault("scan: output before the update", "prefill_gdn_scan", "out0 = fma(s0[i], query, out0);",
           "out0 = fma(s0[i] - key[i] * d.x, query, out0);", "WRONG"),
     Fault("scan: decay after the recall", "prefill_gdn_scan",
           "recall0 = fma(s0[i], key[i], recall0);",
           "recall0 = fma(s0[i] / decay, key[i], recall0);", "WRONG"),
     Fault("norm: grid unguarded", "prefill_gdn_norm",
-          "if (pair >= args.n * SHAPE_GDN_V_HEADS) return;", "", "OUT_OF_BOUNDS"),
+          "if (pair >= args.rows * SHAPE_GDN_V_HEADS) return;", "", "OUT_OF_BOUNDS"),
     Fault("norm: gate before the norm", "prefill_gdn_norm", "simd_sum(dot(o, o))",
           "simd_sum(dot(o * silu(gate), o * silu(gate)))", "WRONG"),
     Fault("prep: read before it is whole", "prefill_attn_prep", _barrier("TRANSPOSED"), "",
           "RACE"),
     Fault("prep: neighbours paired", "prefill_attn_prep", "const float b = x[1];",
           "const float b = simd_shuffle_xor(x[0], 1);", "WRONG"),
-    Fault("prep: one position late", "prefill_attn_prep", "float(row) * inv_freq[lane]",
-          "float(row + 1) * inv_freq[lane]", "WRONG"),
+    Fault("prep: one position late", "prefill_attn_prep", "(float)row * inv_freq[lane]",
+          "(float)(row + 1) * inv_freq[lane]", "WRONG"),
     Fault("prep: value heads in key rows", "prefill_attn_prep", "(is_key ? keys : values)[cache",
           "(is_key ? values : keys)[cache", "WRONG"),
     Fault("attention: first piece without a barrier", "prefill_attn", _barrier("FIRST PIECE"), "",
@@ -405,12 +405,13 @@ FAULTS = [
     Fault("attention: no barrier between pieces", "prefill_attn", _barrier("NEXT PIECE"), "",
           "RACE"),
     Fault("attention: one buffer for two pieces", "prefill_attn",
-          "put(pieces + next % 2 * PIECE, fetched", "put(pieces + part % 2 * PIECE, fetched",
+          "attn_put(pieces + next % 2 * ATTN_PIECE, fetched",
+          "attn_put(pieces + part % 2 * ATTN_PIECE, fetched",
           "RACE UNINITIALISED"),
-    Fault("attention: a row beyond the end", "prefill_attn", "if (position < cache.end) { // GUARD",
+    Fault("attention: a row beyond the end", "prefill_attn", "if (position < cache.end) { /* GUARD */",
           "if (position <= cache.end) {", "OUT_OF_BOUNDS"),
-    Fault("attention: absent tokens leave early", "prefill_attn", "    query_rows rows;\n",
-          "    if (!active) return;\n    query_rows rows;\n", "BARRIER"),
+    Fault("attention: absent tokens leave early", "prefill_attn", "    attn_rows rows;\n",
+          "    if (!active) return;\n    attn_rows rows;\n", "BARRIER"),
     Fault("attention: sees the next token", "prefill_attn", "const float a = at <= position ?",
           "const float a = at <= position + 1 ?", "WRONG"),
     Fault("attention: does not see itself", "prefill_attn",
@@ -418,12 +419,13 @@ FAULTS = [
     Fault("attention: old sum kept too large", "prefill_attn", "r.sum = fma(r.sum, keep, sum);",
           "r.sum = r.sum + sum;", "WRONG"),
     Fault("attention: padding forgotten by the reader", "prefill_attn",
-          "piece + p.row * (KEY_ROW * 4)", "piece + p.row * (KEY_ROW * 4 - 4)",
+          "piece + p.row * (ATTN_KEY_ROW * 4)", "piece + p.row * (ATTN_KEY_ROW * 4 - 4)",
           "WRONG UNINITIALISED"),
     Fault("attention: keys and values exchanged", "prefill_attn",
           "(key ? cache.keys : cache.values)", "(key ? cache.values : cache.keys)", "WRONG"),
     Fault("attention: gate of the query's half", "prefill_attn",
-          "to.gate[(p.row * 2 * DIM + DIM + c * 8", "to.gate[(p.row * 2 * DIM + c * 8", "WRONG"),
+          "to.gate[(p.row * 2 * ATTN_DIM + ATTN_DIM + c * 8",
+          "to.gate[(p.row * 2 * ATTN_DIM + c * 8", "WRONG"),
 ]  # fmt: skip
 
 
@@ -443,10 +445,10 @@ def test_found(fault: Fault) -> None:
 JOINS = [
     Fault("join: first span not scaled", "prefill_attn", "return fma(before, j.keep, span * j.add);",
           "return fma(before, 1.0f, span * j.add);", "WRONG"),
-    Fault("join: a span forgotten", "prefill_attn", "o = float2(joined(j, before.x, o.x),",
+    Fault("join: a span forgotten", "prefill_attn", "o = float2(attn_joined(j, before.x, o.x),",
           "o = float2(o.x,", "WRONG"),
     Fault("join: records of another token", "prefill_attn",
-          "const uint from = span * args.n * SHAPE_Q_HEADS + at;",
+          "const uint from = span * args.rows * SHAPE_Q_HEADS + at;",
           "const uint from = span * SHAPE_Q_HEADS + at;", "WRONG UNEQUAL"),
 ]  # fmt: skip
 

@@ -19,9 +19,6 @@ static uint64_t rows(const struct chunk *c, int32_t width) {
 static void begin(const struct chunk *c, int32_t kernel, struct prefill_grid grid) {
     record_begin_3d(c->g, kernel, c->s, grid.x, grid.y, grid.z);
 }
-static void begin_mix(const struct chunk *c, int32_t kernel, struct prefill_groups grid) {
-    record_begin_3d(c->g, kernel, c->s, grid.x, grid.y, grid.z);
-}
 
 /* ---- products -------------------------------------------------------------------------------- */
 
@@ -87,8 +84,8 @@ static void gdn_conv(const struct chunk *c, const struct metal_layer_tensors *w,
                      const struct prefill_gdn_args *args) {
     const struct shape *s = c->s;
     uint64_t conv = layout_conv_layer(s), at = (uint64_t)shape_kind_index(s, layer) * conv;
-    begin_mix(c, METAL_PREFILL_GDN_CONV,
-              prefill_gdn_conv_groups(args->n, (uint32_t)s->conv_dim, (uint32_t)s->gdn_v_heads));
+    begin(c, METAL_PREFILL_GDN_CONV,
+          prefill_gdn_conv_grid(args->rows, (uint32_t)s->conv_dim, (uint32_t)s->gdn_v_heads));
     graph_args(c->g, PREFILL_GDN_CONV_ARGS, args, sizeof *args);
     record_in(c->g, PREFILL_GDN_CONV_QKV, METAL_P_QKV, 0, rows(c, s->conv_dim));
     record_in(c->g, PREFILL_GDN_CONV_B, METAL_P_B, 0, rows(c, s->gdn_v_heads));
@@ -106,7 +103,7 @@ static void gdn_conv(const struct chunk *c, const struct metal_layer_tensors *w,
 static void gdn_scan(const struct chunk *c, int32_t layer, const struct prefill_gdn_args *args) {
     const struct shape *s = c->s;
     uint64_t state = layout_state_layer(s), at = (uint64_t)shape_kind_index(s, layer) * state;
-    begin_mix(c, METAL_PREFILL_GDN_SCAN, prefill_gdn_scan_groups((uint32_t)s->gdn_v_heads));
+    begin(c, METAL_PREFILL_GDN_SCAN, prefill_gdn_scan_grid((uint32_t)s->gdn_v_heads));
     graph_args(c->g, PREFILL_GDN_SCAN_ARGS, args, sizeof *args);
     record_in(c->g, PREFILL_GDN_SCAN_CHANNELS, METAL_P_CHANNELS, 0, rows(c, s->conv_dim));
     record_in(c->g, PREFILL_GDN_SCAN_GATES, METAL_P_GATES, 0, rows(c, 2 * s->gdn_v_heads));
@@ -126,7 +123,7 @@ static void gdn_in(const struct chunk *c, const struct metal_layer_tensors *w) {
 
 static void deltanet(const struct chunk *c, const struct metal_layer_tensors *w, int32_t layer) {
     const struct shape *s = c->s;
-    const struct prefill_gdn_args args = {.n = (uint32_t)c->n,
+    const struct prefill_gdn_args args = {.rows = (uint32_t)c->n,
                                           .qkv_stride = (uint32_t)s->conv_dim,
                                           .z_stride = (uint32_t)s->gdn_v_dim,
                                           .ba_stride = (uint32_t)s->gdn_v_heads};
@@ -136,7 +133,7 @@ static void deltanet(const struct chunk *c, const struct metal_layer_tensors *w,
     record_mark(c->g, TRACE_GDN_DELTA, layer);
     gdn_scan(c, layer, &args);
     record_mark(c->g, TRACE_GDN_NORM, layer);
-    begin_mix(c, METAL_PREFILL_GDN_NORM, prefill_gdn_norm_groups(args.n, (uint32_t)s->gdn_v_heads));
+    begin(c, METAL_PREFILL_GDN_NORM, prefill_gdn_norm_grid(args.rows, (uint32_t)s->gdn_v_heads));
     graph_args(c->g, PREFILL_GDN_NORM_ARGS, &args, sizeof args);
     record_in(c->g, PREFILL_GDN_NORM_DELTA, METAL_P_DELTA, 0, rows(c, s->gdn_v_dim));
     record_in(c->g, PREFILL_GDN_NORM_Z, METAL_P_Z, 0, rows(c, s->gdn_v_dim));
@@ -164,7 +161,7 @@ static struct cache cache_of(const struct chunk *c, int32_t layer) {
 static void attn_prep(const struct chunk *c, const struct metal_layer_tensors *w,
                       const struct cache *kv, const struct prefill_attn_args *args) {
     const struct shape *s = c->s;
-    begin_mix(c, METAL_PREFILL_ATTN_PREP, prefill_attn_prep_groups(args->n, (uint32_t)s->kv_heads));
+    begin(c, METAL_PREFILL_ATTN_PREP, prefill_attn_prep_grid(args->rows, (uint32_t)s->kv_heads));
     graph_args(c->g, PREFILL_ATTN_PREP_ARGS, args, sizeof *args);
     record_in(c->g, PREFILL_ATTN_PREP_QG, METAL_P_QKV, 0, rows(c, 2 * s->q_dim));
     record_in(c->g, PREFILL_ATTN_PREP_K, METAL_P_B, 0, rows(c, s->kv_dim));
@@ -185,14 +182,14 @@ static void attn_prep(const struct chunk *c, const struct metal_layer_tensors *w
 static void attn_whole(const struct chunk *c, const struct cache *kv,
                        const struct prefill_attn_args *args) {
     const struct shape *s = c->s;
-    begin_mix(c, METAL_PREFILL_ATTN, prefill_attn_groups(args->n, (uint32_t)s->kv_heads));
+    begin(c, METAL_PREFILL_ATTN, prefill_attn_grid(args->rows, (uint32_t)s->kv_heads));
     graph_args(c->g, PREFILL_ATTN_ARGS, args, sizeof *args);
     record_in(c->g, PREFILL_ATTN_QUERY, METAL_P_QUERY, 0, half_rows(c, s->q_dim));
     record_in(c->g, PREFILL_ATTN_KEYS, kv->buffer, 0, kv->to);
     record_in(c->g, PREFILL_ATTN_VALUES, kv->buffer, kv->values, kv->to);
     record_in(c->g, PREFILL_ATTN_QG, METAL_P_QKV, 0, rows(c, 2 * s->q_dim));
     record_out(c->g, PREFILL_ATTN_OUT, METAL_P_MIX, 0, half_rows(c, s->q_dim));
-    if (prefill_attn_spans(args->n, args->pos) > 1) {
+    if (prefill_attn_spans(args->rows, args->position) > 1) {
         record_in_out(c->g, PREFILL_ATTN_TOTAL, METAL_P_TOTAL, 0, rows(c, s->q_dim));
     } else {
         graph_bind(c->g, PREFILL_ATTN_TOTAL, METAL_P_TOTAL, 0);
@@ -204,10 +201,10 @@ static void attn_whole(const struct chunk *c, const struct cache *kv,
 static void attn_split(const struct chunk *c, const struct cache *kv,
                        const struct prefill_attn_args *args) {
     const struct shape *s = c->s;
-    uint64_t spans = prefill_attn_spans(args->n, args->pos);
+    uint64_t spans = prefill_attn_spans(args->rows, args->position);
     uint64_t total = spans * rows(c, s->q_dim), stats = spans * rows(c, 2 * s->q_heads);
-    begin_mix(c, METAL_PREFILL_ATTN_SPLIT,
-              prefill_attn_split_groups(args->n, args->pos, (uint32_t)s->kv_heads));
+    begin(c, METAL_PREFILL_ATTN_SPLIT,
+          prefill_attn_split_grid(args->rows, args->position, (uint32_t)s->kv_heads));
     graph_args(c->g, PREFILL_ATTN_SPLIT_ARGS, args, sizeof *args);
     record_in(c->g, PREFILL_ATTN_SPLIT_QUERY, METAL_P_QUERY, 0, half_rows(c, s->q_dim));
     record_in(c->g, PREFILL_ATTN_SPLIT_KEYS, kv->buffer, 0, kv->to);
@@ -215,8 +212,7 @@ static void attn_split(const struct chunk *c, const struct cache *kv,
     record_out(c->g, PREFILL_ATTN_SPLIT_TOTAL, METAL_P_TOTAL, 0, total);
     record_out(c->g, PREFILL_ATTN_SPLIT_STATS, METAL_P_STATS, 0, stats);
     graph_end(c->g);
-    begin_mix(c, METAL_PREFILL_ATTN_MERGE,
-              prefill_attn_merge_groups(args->n, (uint32_t)s->kv_heads));
+    begin(c, METAL_PREFILL_ATTN_MERGE, prefill_attn_merge_grid(args->rows, (uint32_t)s->kv_heads));
     graph_args(c->g, PREFILL_ATTN_MERGE_ARGS, args, sizeof *args);
     record_in(c->g, PREFILL_ATTN_MERGE_TOTAL, METAL_P_TOTAL, 0, total);
     record_in(c->g, PREFILL_ATTN_MERGE_STATS, METAL_P_STATS, 0, stats);
@@ -229,8 +225,8 @@ static void attention(const struct chunk *c, const struct metal_layer_tensors *w
     const struct shape *s = c->s;
     const struct metal_mat *const mats[] = {&w->attention.q, &w->attention.k, &w->attention.v};
     const int32_t outs[] = {METAL_P_QKV, METAL_P_B, METAL_P_A};
-    const struct prefill_attn_args args = {.n = (uint32_t)c->n,
-                                           .pos = (uint32_t)c->v.position,
+    const struct prefill_attn_args args = {.rows = (uint32_t)c->n,
+                                           .position = (uint32_t)c->v.position,
                                            .qg_stride = 2 * (uint32_t)s->q_dim,
                                            .kv_stride = (uint32_t)s->kv_dim,
                                            .cache_row = (uint32_t)s->kv_dim,
@@ -240,7 +236,7 @@ static void attention(const struct chunk *c, const struct metal_layer_tensors *w
     gemm_multi(c, mats, outs, 3);
     attn_prep(c, w, &kv, &args);
     record_mark(c->g, TRACE_ATTN, layer);
-    if (prefill_attn_splits(args.n, args.pos, (uint32_t)c->l->rows)) {
+    if (prefill_attn_splits(args.rows, args.position, (uint32_t)c->l->rows)) {
         attn_split(c, &kv, &args);
     } else {
         attn_whole(c, &kv, &args);
@@ -294,7 +290,7 @@ static void route(const struct chunk *c, uint32_t blocks) {
 /* Any expert may be chosen; of more than a few rows nearly all are. */
 static void routed(const struct chunk *c, const struct metal_layer_tensors *w, uint32_t blocks) {
     const struct shape *s = c->s;
-    const struct prefill_experts_args args = {(uint32_t)w->gate.stride, (uint32_t)w->gate.stride};
+    const struct prefill_experts_args args = {.expert_stride = (uint32_t)w->gate.stride};
     const uint64_t used = c->n * (uint64_t)s->top_k, table = 16 * (uint64_t)blocks;
     begin(c, METAL_PREFILL_EXPERTS_UP, prefill_up_grid(blocks, (uint32_t)s->expert_width));
     record_in(c->g, PREFILL_UP_X, METAL_P_X, 0, half_rows(c, s->hidden));

@@ -44,6 +44,11 @@ enum decode_kernel {
 #undef DECODE_KERNEL_ENUM
         DECODE_KERNELS
 };
+enum decode_threads { /* DECODE_EMBED_THREADS and so on */
+#define DECODE_KERNEL_THREADS(name, function, file, threads) name##_THREADS = threads,
+                      DECODE_KERNEL_MAP(DECODE_KERNEL_THREADS)
+#undef DECODE_KERNEL_THREADS
+};
 
 /* Rows of a matrix with so many columns that the 32 lanes of a simdgroup read at once, 16 bytes
  * (32 codes of 4 bits) each. Rows per threadgroup follow: constants times this. */
@@ -227,9 +232,9 @@ struct decode_experts_args { /* of both */
 };
 
 /* ---- decode_head: logits = lm_head (h * r * norm); best[g] = the largest logit of 128 rows after
- * penalties that may be sampled, as an ordered number (decode_common.h), or DECODE_NOT_FINITE when
- * one of the raw logits is NaN or infinite
- * reads per group h 4H, norm 4H; mask; counts when penalties are on; writes logits, best */
+ * penalties that may be sampled, as an ordered number (ordered_key in common.h), or
+ * DECODE_NOT_FINITE when one of the raw logits is NaN or infinite reads per group h 4H, norm 4H;
+ * mask; counts when penalties are on; writes logits, best */
 #define DECODE_NOT_FINITE 0xffffffffu
 enum decode_head_binding {
     DECODE_HEAD_ARGS,
@@ -264,17 +269,6 @@ struct decode_sampling_args { /* of both; decode_head reads the penalties only *
 };
 
 #ifndef __METAL_VERSION__
-struct decode_grid {
-    uint32_t groups, threads;
-};
-
-static inline uint32_t decode_threads(enum decode_kernel k) {
-#define DECODE_KERNEL_THREADS(name, function, file, threads) threads,
-    static const uint32_t threads[] = {DECODE_KERNEL_MAP(DECODE_KERNEL_THREADS)};
-#undef DECODE_KERNEL_THREADS
-    return threads[k];
-}
-
 /* Groups of every kernel but the two of the attention blocks, which have blocks * kv_heads. */
 static inline uint32_t decode_groups(enum decode_kernel k, const struct shape *s) {
     int32_t groups = 0;

@@ -1,14 +1,15 @@
-/* A gated attention layer for one token: qkv = W norm(h); softmax(q k^T / 16) v of eight query
- * heads on a KV head, times sigmoid(gate), by blocks of KV rows; blocks merged; h += o_proj of it.
- * qkv float [2 QD + 2 KV]; cache bf16 [context][KV], row-major; partial results [blocks][QD].
- * A simdgroup reads whole rows of a head, 8 dimensions a lane, 512 neighbouring bytes, four at
- * once, and uses each for all eight heads: all scores first, then the weighted sum. Rest as
- * decode_gdn. Fused: norms, RoPE, the cache's new row, the gate. Agrees with ref/attention.c up to
- * the order of sums and the cache's bf16. Bytes: KV once; 8 KB of results, 16 KB of queries and
- * gates per block. Not measured on a Mac. */
+/* Mathematics: qkv = W norm(h); softmax(q k^T / 16) v * sigmoid(gate), 8 q heads a KV head; h += o.
+ * Layout: qkv float32 [2QD + 2KV]; cache bf16 [context][KV]; partial results float32 [blocks][QD].
+ * Threads: a simdgroup reads whole rows of a KV head, 8 dimensions a lane, four rows at once.
+ * Fused: norms, RoPE, new row, gate, merge, residual. Agrees with ref/attention.c (cache: bf16).
+ * Bytes: KV once; a block 8 KB of results, 16 KB of queries and gates; not measured on a Mac. */
 #include <metal_stdlib>
 using namespace metal;
-#include "decode_common.h"
+#include "decode_rows.h"
+#include "rope.h"
+
+/* Blocks of KV rows: 512 neighbouring bytes of a row serve all eight heads; all scores first, then
+ * the weighted sum. Products with W as in decode_gdn.metal. */
 
 /* ---- in ------------------------------------------------------------------------------------- */
 
@@ -16,6 +17,7 @@ using namespace metal;
 #define ATTN_GROUP_UNITS (DECODE_IN_ROWS(SHAPE_HIDDEN) / ATTN_UNIT)
 static_assert(SHAPE_Q_DIM % ATTN_UNIT == 0 && SHAPE_KV_DIM % ATTN_UNIT == 0, "whole units");
 
+KERNEL_THREADS(DECODE_ATTN_IN_THREADS)
 kernel void decode_attn_in(device const float4 *h [[buffer(DECODE_ATTN_IN_H)]],
                            device const float4 *norm [[buffer(DECODE_ATTN_IN_NORM)]],
                            device const uint4 *q [[buffer(DECODE_ATTN_IN_Q)]],
@@ -34,31 +36,28 @@ kernel void decode_attn_in(device const float4 *h [[buffer(DECODE_ATTN_IN_H)]],
                            uint simdgroup [[simdgroup_index_in_threadgroup]]) {
     threadgroup float4 x[HIDDEN_QUADS];
     threadgroup float sums[HIDDEN_CHUNKS];
-    threadgroup float partial[8];
-    const float r = decode_stage_norm<SHAPE_HIDDEN, 256>(h, norm, x, sums, partial, thread_index);
-    for (uint i = simdgroup; i < ATTN_GROUP_UNITS; i += 8) {
+    threadgroup float partial[DECODE_ATTN_IN_THREADS / 32];
+    const float r = decode_stage_norm<SHAPE_HIDDEN, DECODE_ATTN_IN_THREADS>(h, norm, x, sums,
+                                                                            partial, thread_index);
+    for (uint i = simdgroup; i < ATTN_GROUP_UNITS; i += DECODE_ATTN_IN_THREADS / 32) {
         uint unit = group * ATTN_GROUP_UNITS + i;
         uint rows = 2 * SHAPE_Q_DIM;
         uint out = 0;
-        decode_matrix m = decode_matrix_of(q, q_scales, q_biases);
+        quantised m = quantised_of(q, q_scales, q_biases);
         if (unit >= (2 * SHAPE_Q_DIM + SHAPE_KV_DIM) / ATTN_UNIT) {
             unit -= (2 * SHAPE_Q_DIM + SHAPE_KV_DIM) / ATTN_UNIT;
             rows = SHAPE_KV_DIM;
             out = 2 * SHAPE_Q_DIM + SHAPE_KV_DIM;
-            m = decode_matrix_of(v, v_scales, v_biases);
+            m = quantised_of(v, v_scales, v_biases);
         } else if (unit >= 2 * SHAPE_Q_DIM / ATTN_UNIT) {
             unit -= 2 * SHAPE_Q_DIM / ATTN_UNIT;
             rows = SHAPE_KV_DIM;
             out = 2 * SHAPE_Q_DIM;
-            m = decode_matrix_of(k, k_scales, k_biases);
+            m = quantised_of(k, k_scales, k_biases);
         }
         if (unit * ATTN_UNIT >= rows) break; /* beyond the last matrix, for the whole simdgroup */
         const uint first = unit * ATTN_UNIT + decode_lane_row<SHAPE_HIDDEN>(lane);
-        float y[4];
-        decode_rows<SHAPE_HIDDEN, 4>(m, first, rows, x, sums, lane, y);
-        const uint mine = decode_lane_part<SHAPE_HIDDEN>(lane);
-        const uint row = first + mine * DECODE_WAVE_ROWS(SHAPE_HIDDEN);
-        if (mine < 4) qkv[out + row] = decode_pick<4>(y, mine) * r;
+        decode_rows_out<SHAPE_HIDDEN, 4, false>(m, first, rows, r, x, sums, lane, qkv + out);
     }
 }
 
@@ -76,15 +75,13 @@ struct attn_turn {
     float s[8];
 };
 inline attn_turn attn_turn_at(float inv_freq, uint position, uint lane) {
-    const float angle = (float)position * inv_freq; /* of frequency `lane` */
-    const float c = precise::cos(angle);
-    const float s = precise::sin(angle);
+    const float2 turn = rope_direction((float)position * inv_freq); /* of frequency `lane` */
     attn_turn t;
-    DECODE_UNROLL
+    UNROLL
     for (int e = 0; e < 8; e++) {
         const ushort frequency = (ushort)(lane % 4 * 8 + e);
-        t.c[e] = simd_shuffle(c, frequency);
-        t.s[e] = simd_shuffle(s, frequency);
+        t.c[e] = simd_shuffle(turn.x, frequency);
+        t.s[e] = simd_shuffle(turn.y, frequency);
     }
     return t;
 }
@@ -93,28 +90,20 @@ inline attn_turn attn_turn_at(float inv_freq, uint position, uint lane) {
  * dimension i with i + 32, four lanes on. */
 inline void attn_prepare(thread float4 &low, thread float4 &high, device const float4 *weight,
                          thread const attn_turn &t, uint lane) {
-    const float squares =
-        decode_lanes_sum<32>(decode_dot4(high, high, decode_dot4(low, low, 0.0f)));
-    const float r = rsqrt(squares / ATTN_DIM + SHAPE_NORM_EPS);
+    const float squares = lanes_sum<32>(decode_dot4(high, high, decode_dot4(low, low, 0.0f)));
+    const float r = norm_factor(squares, ATTN_DIM);
     low *= r * weight[2 * lane];
     high *= r * weight[2 * lane + 1];
     const float4 other_low = simd_shuffle_xor(low, 4);
     const float4 other_high = simd_shuffle_xor(high, 4);
     if (lane < 8) {
         const float sign = lane < 4 ? -1.0f : 1.0f;
-        DECODE_UNROLL
+        UNROLL
         for (int e = 0; e < 4; e++) {
             low[e] = low[e] * t.c[e] + sign * other_low[e] * t.s[e];
             high[e] = high[e] * t.c[e + 4] + sign * other_high[e] * t.s[e + 4];
         }
     }
-}
-
-inline uint4 attn_pack(float4 low, float4 high) {
-    return uint4(decode_to_bf16(low.x) | decode_to_bf16(low.y) << 16,
-                 decode_to_bf16(low.z) | decode_to_bf16(low.w) << 16,
-                 decode_to_bf16(high.x) | decode_to_bf16(high.y) << 16,
-                 decode_to_bf16(high.z) | decode_to_bf16(high.w) << 16);
 }
 
 /* What the threads of a block know. */
@@ -156,9 +145,9 @@ inline void attn_queries(attn_block b, uint position, device const float4 *qkv,
             float4 low = qkv[at];
             float4 high = qkv[at + 1];
             attn_prepare(low, high, k_norm, t, b.lane);
-            keys[place] = attn_pack(low, high);
+            keys[place] = bf16_eight(low, high);
         } else if (b.simdgroup == 1) {
-            values[place] = attn_pack(qkv[at + SHAPE_KV_DIM / 4], qkv[at + SHAPE_KV_DIM / 4 + 1]);
+            values[place] = bf16_eight(qkv[at + SHAPE_KV_DIM / 4], qkv[at + SHAPE_KV_DIM / 4 + 1]);
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device); /* QUERIES */
@@ -168,14 +157,14 @@ inline void attn_queries(attn_block b, uint position, device const float4 *qkv,
  * Each step halves what a lane holds, so that no sum is made twice. */
 inline float attn_sum_heads(thread const float *p, uint lane) {
     float a[4];
-    DECODE_UNROLL
+    UNROLL
     for (int i = 0; i < 4; i++) {
         const bool upper = (lane & 16) != 0;
         const float sent = upper ? p[i] : p[i + 4];
         a[i] = (upper ? p[i + 4] : p[i]) + simd_shuffle_xor(sent, 16);
     }
     float c[2];
-    DECODE_UNROLL
+    UNROLL
     for (int i = 0; i < 2; i++) {
         const bool upper = (lane & 8) != 0;
         const float sent = upper ? a[i] : a[i + 2];
@@ -187,7 +176,7 @@ inline float attn_sum_heads(thread const float *p, uint lane) {
 }
 inline float attn_sum_rows(thread const float *p, uint lane) {
     float a[2];
-    DECODE_UNROLL
+    UNROLL
     for (int i = 0; i < 2; i++) {
         const bool upper = (lane & 2) != 0;
         const float sent = upper ? p[i] : p[i + 2];
@@ -205,7 +194,7 @@ inline void attn_scores(attn_block b, device const uint4 *keys, threadgroup floa
                         threadgroup float *most) {
     threadgroup float *scores = (threadgroup float *)shared;
     float4 q[ATTN_HEADS][2];
-    DECODE_UNROLL
+    UNROLL
     for (int head = 0; head < ATTN_HEADS; head++) {
         q[head][0] = shared[head * 64 + b.lane];
         q[head][1] = shared[head * 64 + 32 + b.lane];
@@ -214,16 +203,15 @@ inline void attn_scores(attn_block b, device const uint4 *keys, threadgroup floa
     float largest = -INFINITY;
     for (uint row = 4 * b.simdgroup; row < b.rows; row += 4 * SIMDS) {
         uint4 k[4];
-        DECODE_UNROLL
+        UNROLL
         for (uint i = 0; i < 4; i++) k[i] = keys[attn_place(b, row + i)];
         float sum[4];
-        DECODE_UNROLL
+        UNROLL
         for (int i = 0; i < 4; i++) {
-            float4 low;
-            float4 high;
+            const float4 low = bf16_first(k[i]);
+            const float4 high = bf16_last(k[i]);
             float p[ATTN_HEADS];
-            decode_unpack(k[i], low, high);
-            DECODE_UNROLL
+            UNROLL
             for (int head = 0; head < ATTN_HEADS; head++) {
                 p[head] = decode_dot4(high, q[head][1], decode_dot4(low, q[head][0], 0.0f));
             }
@@ -252,7 +240,7 @@ inline float attn_softmax(attn_block b, threadgroup float *scores, threadgroup c
     const uint rows = (b.rows + 3) / 4 * 4;
     float total = 0.0f;
     for (uint row = b.thread_index / ATTN_HEADS; row < rows; row += 32 * SIMDS / ATTN_HEADS) {
-        const float e = exp(scores[row * ATTN_HEADS + head] - largest);
+        const float e = precise::exp(scores[row * ATTN_HEADS + head] - largest);
         scores[row * ATTN_HEADS + head] = e;
         total += e;
     }
@@ -267,20 +255,19 @@ inline float attn_softmax(attn_block b, threadgroup float *scores, threadgroup c
 template <int SIMDS>
 inline void attn_values(attn_block b, device const uint4 *values, threadgroup const float4 *weights,
                         thread float4 (&acc)[ATTN_HEADS][2]) {
-    DECODE_UNROLL
+    UNROLL
     for (int head = 0; head < ATTN_HEADS; head++) acc[head][0] = acc[head][1] = float4(0.0f);
     for (uint row = 4 * b.simdgroup; row < b.rows; row += 4 * SIMDS) {
         uint4 v[4];
-        DECODE_UNROLL
+        UNROLL
         for (uint i = 0; i < 4; i++) v[i] = values[attn_place(b, row + i)];
-        DECODE_UNROLL
+        UNROLL
         for (uint i = 0; i < 4; i++) {
-            float4 low;
-            float4 high;
-            decode_unpack(v[i], low, high);
+            const float4 low = bf16_first(v[i]);
+            const float4 high = bf16_last(v[i]);
             const float4 w0 = weights[2 * (row + i)];
             const float4 w1 = weights[2 * (row + i) + 1];
-            DECODE_UNROLL
+            UNROLL
             for (int head = 0; head < 4; head++) {
                 acc[head][0] = fma(float4(w0[head]), low, acc[head][0]);
                 acc[head][1] = fma(float4(w0[head]), high, acc[head][1]);
@@ -296,10 +283,10 @@ template <int SIMDS>
 inline void attn_finish(attn_block b, thread const float4 (&acc)[ATTN_HEADS][2],
                         device const float4 *qkv, threadgroup float4 *shared, device float4 *out) {
     enum { HEADS = 16 / SIMDS };
-    DECODE_UNROLL
+    UNROLL
     for (int from = 0; from < ATTN_HEADS; from += HEADS) {
         threadgroup_barrier(mem_flags::mem_threadgroup); /* FREE */
-        DECODE_UNROLL
+        UNROLL
         for (int i = 0; i < HEADS; i++) {
             const uint at = (b.simdgroup * HEADS + (uint)i) * 64 + 2 * b.lane;
             shared[at] = acc[from + i][0];
@@ -312,7 +299,7 @@ inline void attn_finish(attn_block b, thread const float4 (&acc)[ATTN_HEADS][2],
             const uint head = (uint)from + i / 64;
             const uint query_head = b.kv_head * ATTN_HEADS + head;
             const float4 gate = qkv[(2 * query_head + 1) * (ATTN_DIM / 4) + i % 64];
-            out[head * 64 + i % 64] = sum / (1.0f + exp(-gate));
+            out[head * 64 + i % 64] = sum / (1.0f + precise::exp(-gate));
         }
     }
 }
@@ -336,7 +323,7 @@ inline void attn_run(constant decode_attn_args &args, attn_block b, device const
     float4 acc[ATTN_HEADS][2];
     attn_values<SIMDS>(b, values, shared, acc);
     const uint head = block * SHAPE_Q_HEADS + b.kv_head * ATTN_HEADS; /* first of the block's */
-    attn_finish<SIMDS>(b, acc, qkv, shared, partial + (size_t)head * (ATTN_DIM / 4));
+    attn_finish<SIMDS>(b, acc, qkv, shared, partial + head * (ATTN_DIM / 4));
     if (b.thread_index < ATTN_HEADS) {
         float total = 0.0f;
         for (uint i = 0; i < SIMDS; i++) total += totals[i * ATTN_HEADS + b.thread_index];
@@ -344,7 +331,12 @@ inline void attn_run(constant decode_attn_args &args, attn_block b, device const
     }
 }
 
+enum {
+    ATTN_SHORT_SIMDS = DECODE_ATTN_SHORT_THREADS / 32,
+    ATTN_LONG_SIMDS = DECODE_ATTN_LONG_THREADS / 32
+};
 #define ATTN_KERNEL(name, SIMDS)                                                                   \
+    KERNEL_THREADS(32 * SIMDS)                                                                     \
     kernel void name(constant decode_attn_args &args [[buffer(DECODE_ATTN_ARGS)]],                 \
                      device const float4 *qkv [[buffer(DECODE_ATTN_QKV)]],                         \
                      device const float4 *q_norm [[buffer(DECODE_ATTN_Q_NORM)]],                   \
@@ -368,11 +360,12 @@ inline void attn_run(constant decode_attn_args &args, attn_block b, device const
         attn_run<SIMDS>(args, b, qkv, q_norm, k_norm, inv_freq, keys, values, partial, stats,      \
                         group, shared, most, totals);                                              \
     }
-ATTN_KERNEL(decode_attn_short, 4)
-ATTN_KERNEL(decode_attn_long, 8)
+ATTN_KERNEL(decode_attn_short, ATTN_SHORT_SIMDS)
+ATTN_KERNEL(decode_attn_long, ATTN_LONG_SIMDS)
 
 /* ---- merge ---------------------------------------------------------------------------------- */
 
+KERNEL_THREADS(DECODE_ATTN_MERGE_THREADS)
 kernel void decode_attn_merge(constant decode_merge_args &args [[buffer(DECODE_ATTN_MERGE_ARGS)]],
                               device const float4 *partial [[buffer(DECODE_ATTN_MERGE_PARTIAL)]],
                               device const float2 *stats [[buffer(DECODE_ATTN_MERGE_STATS)]],
@@ -385,21 +378,21 @@ kernel void decode_attn_merge(constant decode_merge_args &args [[buffer(DECODE_A
                               uint simdgroup [[simdgroup_index_in_threadgroup]]) {
     enum {
         QUADS = DECODE_MERGE_DIMS / 4,
-        STEPS = 256 / QUADS,
+        STEPS = DECODE_ATTN_MERGE_THREADS / QUADS,
         SLICES = ATTN_DIM / DECODE_MERGE_DIMS
     };
-    threadgroup float most[8];
-    threadgroup float4 sums[256];
+    threadgroup float most[DECODE_ATTN_MERGE_THREADS / 32];
+    threadgroup float4 sums[DECODE_ATTN_MERGE_THREADS];
     threadgroup float totals[STEPS];
     const uint head = group / SLICES;
     float largest = -INFINITY;
-    for (uint block = thread_index; block < args.blocks; block += 256) {
+    for (uint block = thread_index; block < args.blocks; block += DECODE_ATTN_MERGE_THREADS) {
         largest = max(largest, stats[block * SHAPE_Q_HEADS + head].x);
     }
     largest = simd_max(largest);
     if (lane == 0) most[simdgroup] = largest;
     threadgroup_barrier(mem_flags::mem_threadgroup); /* MOST */
-    for (uint i = 0; i < 8; i++) largest = max(largest, most[i]);
+    for (uint i = 0; i < DECODE_ATTN_MERGE_THREADS / 32; i++) largest = max(largest, most[i]);
 
     const uint quad = thread_index % QUADS;
     const uint step = thread_index / QUADS;
@@ -408,7 +401,7 @@ kernel void decode_attn_merge(constant decode_merge_args &args [[buffer(DECODE_A
     for (uint block = step; block < args.blocks; block += STEPS) {
         const uint at = block * SHAPE_Q_HEADS + head;
         const float2 block_stats = stats[at];
-        const float factor = exp(block_stats.x - largest);
+        const float factor = precise::exp(block_stats.x - largest);
         total = fma(factor, block_stats.y, total);
         sum =
             fma(float4(factor), partial[at * (ATTN_DIM / 4) + group % SLICES * QUADS + quad], sum);
@@ -417,9 +410,7 @@ kernel void decode_attn_merge(constant decode_merge_args &args [[buffer(DECODE_A
     if (quad == 0) totals[step] = total;
     threadgroup_barrier(mem_flags::mem_threadgroup); /* SUMS */
     if (thread_index < QUADS) {
-        for (uint i = 1; i < STEPS; i++) {
-            sum += sums[i * QUADS + quad];
-        }
+        for (uint i = 1; i < STEPS; i++) sum += sums[i * QUADS + quad];
         total = totals[0];
         for (uint i = 1; i < STEPS; i++) total += totals[i];
         merged[group * QUADS + quad] = sum / total;
@@ -429,6 +420,7 @@ kernel void decode_attn_merge(constant decode_merge_args &args [[buffer(DECODE_A
 
 /* ---- out ------------------------------------------------------------------------------------ */
 
+KERNEL_THREADS(DECODE_ATTN_OUT_THREADS)
 kernel void decode_attn_out(constant decode_merge_args &args [[buffer(DECODE_ATTN_OUT_ARGS)]],
                             device const float4 *partial [[buffer(DECODE_ATTN_OUT_PARTIAL)]],
                             device const float2 *stats [[buffer(DECODE_ATTN_OUT_STATS)]],
@@ -444,7 +436,7 @@ kernel void decode_attn_out(constant decode_merge_args &args [[buffer(DECODE_ATT
     threadgroup float4 x[QUADS];
     threadgroup float sums[CHUNKS];
     static_assert(COLS % 256 == 0, "whole simdgroups stage");
-    for (uint octet = thread_index; octet < COLS / 8; octet += 256) {
+    for (uint octet = thread_index; octet < COLS / 8; octet += DECODE_ATTN_OUT_THREADS) {
         const uint head = octet / (ATTN_DIM / 8);
         float largest = stats[head].x;
         for (uint i = 1; i < args.blocks; i++) {
@@ -455,7 +447,7 @@ kernel void decode_attn_out(constant decode_merge_args &args [[buffer(DECODE_ATT
         float total = 0.0f;
         for (uint i = 0; i < args.blocks; i++) {
             const float2 block_stats = stats[i * SHAPE_Q_HEADS + head];
-            const float factor = exp(block_stats.x - largest);
+            const float factor = precise::exp(block_stats.x - largest);
             total = fma(factor, block_stats.y, total);
             low = fma(float4(factor), partial[i * (COLS / 4) + 2 * octet], low);
             high = fma(float4(factor), partial[i * (COLS / 4) + 2 * octet + 1], high);
@@ -465,10 +457,6 @@ kernel void decode_attn_out(constant decode_merge_args &args [[buffer(DECODE_ATT
     threadgroup_barrier(mem_flags::mem_threadgroup); /* STAGED */
     const uint first = group * DECODE_OUT_ROWS(COLS) + simdgroup * R * DECODE_WAVE_ROWS(COLS) +
                        decode_lane_row<COLS>(lane);
-    float y[R];
-    decode_rows<COLS, R>(decode_matrix_of(codes, scales, biases), first, SHAPE_HIDDEN, x, sums,
-                         lane, y);
-    const uint mine = decode_lane_part<COLS>(lane);
-    const uint row = first + mine * DECODE_WAVE_ROWS(COLS);
-    if (mine < R && row < SHAPE_HIDDEN) h[row] += decode_pick<R>(y, mine);
+    decode_rows_out<COLS, R, true>(quantised_of(codes, scales, biases), first, SHAPE_HIDDEN, 1.0f,
+                                   x, sums, lane, h);
 }

@@ -1,17 +1,19 @@
-/* The experts of a layer for one token: x = norm(h); logits = router x; the eight largest e with
- * weights w = softmax over them; h += sum w down_e (silu(gate_e x) * up_e x) + sigmoid(g) shared.
- * Router and shared gate of 8 bits, the rest of 4, row-major; expert e lies e * stride bytes on.
- * A simdgroup makes a wave of rows or of shared pairs (router), two waves of pairs (up), two waves
- * of rows for all nine experts at once (down), whose vectors stand side by side in 18 KB.
- * Fused: norm, choice, SiLU, weighted sum, residual. Agrees with ref/moe.c: the choice exactly, the
- * rest up to the order of sums. Bytes: weights once; per threadgroup 8H (router), 4H + 4E (up),
- * 36I + 4E (down). Not measured on a Mac. */
+/* Mathematics: logits = router x; w = softmax of 8; h += sum w down(silu(gate x) up x) + shared.
+ * Layout: router, shared gate 8 bits, the rest 4, row-major; expert e at e * expert_stride bytes.
+ * Threads: a simdgroup makes a wave of rows (router), two waves of pairs (up), of nine rows (down).
+ * Fused: norm, choice, SiLU, weighted sum, residual. Agrees with ref/moe.c: the choice exactly.
+ * Bytes: weights; a group 8H (router), 4H + 4E (up), 36I + 4E (down); not measured on a Mac. */
 #include <metal_stdlib>
 using namespace metal;
-#include "decode_common.h"
+#include "decode_rows.h"
+
+/* x = norm(h); the shared expert, times sigmoid of a scalar, is the ninth. Down has the nine
+ * vectors side by side in threadgroup memory, 18 KB, and reads a row of all nine matrices at once.
+ * All but the choice agrees with ref up to the order of sums. */
 
 /* ---- router --------------------------------------------------------------------------------- */
 
+KERNEL_THREADS(DECODE_ROUTER_THREADS)
 kernel void decode_router(
     device const float4 *h [[buffer(DECODE_ROUTER_H)]],
     device const float4 *norm [[buffer(DECODE_ROUTER_NORM)]],
@@ -38,18 +40,20 @@ kernel void decode_router(
     };
     threadgroup float4 x[HIDDEN_QUADS];
     threadgroup float sums[HIDDEN_CHUNKS];
-    threadgroup float partial[8];
-    const float r = decode_stage_norm<SHAPE_HIDDEN, 256>(h, norm, x, sums, partial, thread_index);
+    threadgroup float partial[DECODE_ROUTER_THREADS / 32];
+    const float r = decode_stage_norm<SHAPE_HIDDEN, DECODE_ROUTER_THREADS>(h, norm, x, sums,
+                                                                           partial, thread_index);
     if (group == 0) {
-        for (uint i = thread_index; i < SHAPE_HIDDEN / 4; i += 256) normed[i] = h[i] * norm[i] * r;
+        for (uint i = thread_index; i < SHAPE_HIDDEN / 4; i += DECODE_ROUTER_THREADS)
+            normed[i] = h[i] * norm[i] * r;
     }
     if (group < BYTE_GROUPS) {
         const uint wave = (group * 8 + simdgroup) * BYTE_WAVE;
         if (wave > SHAPE_EXPERTS) return; /* the whole simdgroup */
         const uint row = wave + lane / (32 / BYTE_WAVE);
         const bool routed = row < SHAPE_EXPERTS;
-        decode_matrix m = decode_matrix_of(scalar, scalar_scales, scalar_biases);
-        if (routed) m = decode_matrix_of(router, router_scales, router_biases);
+        quantised m = quantised_of(scalar, scalar_scales, scalar_biases);
+        if (routed) m = quantised_of(router, router_scales, router_biases);
         const float y = decode_byte_row<SHAPE_HIDDEN>(m, routed ? row : 0, x, sums, lane);
         if (lane % (32 / BYTE_WAVE) == 0 && row <= SHAPE_EXPERTS) logits[row] = y * r;
     } else {
@@ -57,8 +61,8 @@ kernel void decode_router(
             ((group - BYTE_GROUPS) * 8 + simdgroup) * DECODE_WAVE_ROWS(SHAPE_HIDDEN) +
             decode_lane_row<SHAPE_HIDDEN>(lane);
         float y[1];
-        decode_pairs<SHAPE_HIDDEN, 1>(decode_matrix_of(gate, gate_scales, gate_biases),
-                                      decode_matrix_of(up, up_scales, up_biases), first,
+        decode_pairs<SHAPE_HIDDEN, 1>(quantised_of(gate, gate_scales, gate_biases),
+                                      quantised_of(up, up_scales, up_biases), first,
                                       SHAPE_SHARED_WIDTH, r, x, sums, lane, y);
         if (decode_lane_part<SHAPE_HIDDEN>(lane) == 0 && first < SHAPE_SHARED_WIDTH) {
             shared[first] = y[0];
@@ -74,33 +78,34 @@ inline float moe_choose(device const float *logits, threadgroup uint *chosen, ui
     enum { MINE = SHAPE_EXPERTS / 32 };
     static_assert(SHAPE_EXPERTS % 32 == 0 && SHAPE_TOP_K == 8, "a lane has every 32nd expert");
     uint keys[MINE];
-    DECODE_UNROLL
-    for (int i = 0; i < MINE; i++) keys[i] = decode_ordered(logits[i * 32 + lane]);
+    UNROLL
+    for (int i = 0; i < MINE; i++) keys[i] = ordered_key(logits[i * 32 + lane]);
     uint mine = 0;
     uint first = 0;
     for (uint j = 0; j < SHAPE_TOP_K; j++) {
         uint best = keys[0];
         uint id = lane;
-        DECODE_UNROLL
+        UNROLL
         for (int i = 1; i < MINE; i++) {
             id = keys[i] > best ? (uint)i * 32 + lane : id;
             best = max(best, keys[i]);
         }
         const uint largest = simd_max(best);
         id = simd_min(best == largest ? id : (uint)SHAPE_EXPERTS - 1); /* valid whatever happens */
-        DECODE_UNROLL
+        UNROLL
         for (int i = 0; i < MINE; i++) keys[i] = (uint)i * 32 + lane == id ? 0 : keys[i];
         if (lane == 0) chosen[j] = id;
         if (j == 0) first = largest;
         if (lane == j) mine = largest;
     }
     float share = 0.0f;
-    if (lane < SHAPE_TOP_K) share = exp(decode_from_ordered(mine) - decode_from_ordered(first));
-    return share / decode_lanes_sum<32>(share);
+    if (lane < SHAPE_TOP_K) share = precise::exp(ordered_value(mine) - ordered_value(first));
+    return share / lanes_sum<32>(share);
 }
 
 /* ---- up ------------------------------------------------------------------------------------- */
 
+KERNEL_THREADS(DECODE_EXPERTS_UP_THREADS)
 kernel void decode_experts_up(
     constant decode_experts_args &args [[buffer(DECODE_EXPERTS_UP_ARGS)]],
     device const float4 *normed [[buffer(DECODE_EXPERTS_UP_X)]],
@@ -118,7 +123,7 @@ kernel void decode_experts_up(
     threadgroup float4 x[HIDDEN_QUADS];
     threadgroup float sums[HIDDEN_CHUNKS];
     threadgroup uint chosen[SHAPE_TOP_K];
-    for (uint octet = thread_index; octet < SHAPE_HIDDEN / 8; octet += 256) {
+    for (uint octet = thread_index; octet < SHAPE_HIDDEN / 8; octet += DECODE_EXPERTS_UP_THREADS) {
         decode_stage<SHAPE_HIDDEN>(x, sums, octet, SHAPE_HIDDEN / 8, normed[2 * octet],
                                    normed[2 * octet + 1]);
     }
@@ -130,10 +135,9 @@ kernel void decode_experts_up(
                        simdgroup * R * DECODE_WAVE_ROWS(SHAPE_HIDDEN) +
                        decode_lane_row<SHAPE_HIDDEN>(lane);
     float y[R];
-    decode_pairs<SHAPE_HIDDEN, R>(
-        decode_matrix_at(decode_matrix_of(gate, gate_scales, gate_biases), at),
-        decode_matrix_at(decode_matrix_of(up, up_scales, up_biases), at), first, SHAPE_EXPERT_WIDTH,
-        1.0f, x, sums, lane, y);
+    decode_pairs<SHAPE_HIDDEN, R>(quantised_at(quantised_of(gate, gate_scales, gate_biases), at),
+                                  quantised_at(quantised_of(up, up_scales, up_biases), at), first,
+                                  SHAPE_EXPERT_WIDTH, 1.0f, x, sums, lane, y);
     const uint mine = decode_lane_part<SHAPE_HIDDEN>(lane);
     const uint row = first + mine * DECODE_WAVE_ROWS(SHAPE_HIDDEN);
     if (mine < R && row < SHAPE_EXPERT_WIDTH) {
@@ -143,6 +147,7 @@ kernel void decode_experts_up(
 
 /* ---- down ----------------------------------------------------------------------------------- */
 
+KERNEL_THREADS(DECODE_EXPERTS_DOWN_THREADS)
 kernel void decode_experts_down(
     constant decode_experts_args &args [[buffer(DECODE_EXPERTS_DOWN_ARGS)]],
     device const float *logits [[buffer(DECODE_EXPERTS_DOWN_LOGITS)]],
@@ -172,7 +177,8 @@ kernel void decode_experts_down(
     threadgroup float sums[CHUNKS];
     threadgroup uint chosen[SHAPE_TOP_K];
     threadgroup float weights[SHAPE_TOP_K + 1];
-    for (uint octet = thread_index; octet < DECODE_CEIL(NINE / 8, 32) * 32; octet += 128) {
+    for (uint octet = thread_index; octet < DECODE_CEIL(NINE / 8, 32) * 32;
+         octet += DECODE_EXPERTS_DOWN_THREADS) {
         float4 low = float4(0.0f);
         float4 high = float4(0.0f);
         if (octet < I) { /* eight vectors of I / 8 octets */
@@ -187,7 +193,7 @@ kernel void decode_experts_down(
     if (simdgroup == 3) {
         const float share = moe_choose(logits, chosen, lane);
         if (lane < SHAPE_TOP_K) weights[lane] = share;
-        if (lane == SHAPE_TOP_K) weights[lane] = decode_sigmoid(logits[SHAPE_EXPERTS]);
+        if (lane == SHAPE_TOP_K) weights[lane] = sigmoid(logits[SHAPE_EXPERTS]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup); /* STAGED */
 
@@ -197,33 +203,33 @@ kernel void decode_experts_down(
     uint place[R];
     float y[R];
     decode_places<I, R>(first, SHAPE_HIDDEN, lane, place);
-    DECODE_UNROLL
+    UNROLL
     for (int i = 0; i < R; i++) y[i] = 0.0f;
-    DECODE_UNROLL
+    UNROLL
     for (uint from = 0; from <= SHAPE_TOP_K; from += AT_ONCE) {
         decode_codes<R> codes[AT_ONCE];
-        DECODE_UNROLL
+        UNROLL
         for (uint j = 0; j < AT_ONCE; j++) {
-            decode_matrix m = decode_matrix_of(shared_down, shared_scales, shared_biases);
+            quantised m = quantised_of(shared_down, shared_scales, shared_biases);
             if (from + j < SHAPE_TOP_K) {
-                m = decode_matrix_at(decode_matrix_of(down, down_scales, down_biases),
-                                     (size_t)chosen[from + j] * args.expert_stride);
+                m = quantised_at(quantised_of(down, down_scales, down_biases),
+                                 (size_t)chosen[from + j] * args.expert_stride);
             }
             codes[j] = decode_fetch<R>(m, place);
         }
-        DECODE_UNROLL
+        UNROLL
         for (uint j = 0; j < AT_ONCE; j++) {
             float own[R];
-            DECODE_UNROLL
+            UNROLL
             for (int i = 0; i < R; i++) own[i] = 0.0f;
             const uint at = (from + j) * DECODE_CHUNKS(I) + part;
             decode_multiply<DECODE_CHUNKS(NINE), R>(codes[j], at, x, sums, own);
-            DECODE_UNROLL
+            UNROLL
             for (int i = 0; i < R; i++) y[i] = fma(weights[from + j], own[i], y[i]);
         }
     }
-    DECODE_UNROLL
-    for (int i = 0; i < R; i++) y[i] = decode_lanes_sum<LANES>(y[i]);
+    UNROLL
+    for (int i = 0; i < R; i++) y[i] = lanes_sum<LANES>(y[i]);
     const uint row = first + part * DECODE_WAVE_ROWS(I);
     if (part < R && row < SHAPE_HIDDEN) h[row] += decode_pick<R>(y, part);
 }

@@ -3,7 +3,7 @@
 #ifndef LILY_METAL_DECODE_PICK_H
 #define LILY_METAL_DECODE_PICK_H
 
-#include "decode_common.h"
+#include "decode_rows.h"
 
 /* count: 0 not seen, 1 in the prompt only, 1 + n: n times in the output. */
 inline float pick_penalised(float x, uint count, constant decode_sampling_args &args) {

@@ -1,16 +1,17 @@
-/* One token from logits[V]: penalties, temperature, top_k, top_p, min_p, one draw; or argmax.
- * best[V / 128] of decode_head as ordered numbers; token is one uint32, result two.
- * One threadgroup. The k groups of 128 with the largest best hold the k largest logits, ties to
- * lower ids included: threads find those groups, then the k largest of their logits, both by a
- * threshold made bit by bit; candidates stay in the order of ids, one simdgroup filters and draws.
- * Agrees with ref/sample.c to the bit, which is engine/sampler.c in float32.
- * Bytes: V/32 of best, at most 64 * 128 logits and counts, their mask. Not measured on a Mac. */
+/* Mathematics: token of logits[V]: penalties, temperature, top_k, top_p, min_p, a draw; or argmax.
+ * Layout: logits float32 [V], best uint32 [V/128] by ordered_key; token one uint32, result two.
+ * Threads: one threadgroup; k groups of 128 by their best, then k logits; one simdgroup draws.
+ * Fused: the whole pipeline. Agrees with ref/sample.c to the bit: engine/sampler.c in float32.
+ * Bytes: V/32 of best, up to 64 * 128 logits, counts, mask; not measured on a Mac. */
 #include <metal_stdlib>
 using namespace metal;
 #include "decode_pick.h"
 
+/* The k groups with the largest best hold the k largest logits, ties to lower ids included. Groups
+ * and logits are chosen by a threshold made bit by bit; candidates stay in the order of ids. */
+
 enum {
-    SAMPLE_THREADS = 512,
+    SAMPLE_THREADS = DECODE_SAMPLE_THREADS,
     SAMPLE_SIMDS = SAMPLE_THREADS / 32,
     SAMPLE_TALLIES = 2 * SAMPLE_SIMDS,
     SAMPLE_MOST = 64, /* candidates */
@@ -28,42 +29,38 @@ struct sample_threads {
     uint simdgroup;
 };
 
+/* One number of each simdgroup to all threads: [SAMPLE_SIMDS], good until the next call but one. */
+inline threadgroup const uint *sample_tell(thread sample_threads &t, bool teller, uint value) {
+    threadgroup uint *tally = t.tally + t.turn * SAMPLE_SIMDS;
+    if (teller) tally[t.simdgroup] = value;
+    threadgroup_barrier(mem_flags::mem_threadgroup); /* TOLD */
+    t.turn = 1 - t.turn;
+    return tally;
+}
 /* Over all threads; every thread gets the result. */
 inline uint sample_sum(thread sample_threads &t, uint value) {
-    value = simd_sum(value);
-    threadgroup uint *tally = t.tally + t.turn * SAMPLE_SIMDS;
-    if (t.lane == 0) tally[t.simdgroup] = value;
-    threadgroup_barrier(mem_flags::mem_threadgroup); /* TALLY */
-    t.turn = 1 - t.turn;
+    threadgroup const uint *tally = sample_tell(t, t.lane == 0, simd_sum(value));
     uint total = 0;
     for (uint i = 0; i < SAMPLE_SIMDS; i++) total += tally[i];
     return total;
 }
 inline uint sample_max(thread sample_threads &t, uint value) {
-    value = simd_max(value);
-    threadgroup uint *tally = t.tally + t.turn * SAMPLE_SIMDS;
-    if (t.lane == 0) tally[t.simdgroup] = value;
-    threadgroup_barrier(mem_flags::mem_threadgroup); /* LARGEST */
-    t.turn = 1 - t.turn;
+    threadgroup const uint *tally = sample_tell(t, t.lane == 0, simd_max(value));
     uint largest = 0;
     for (uint i = 0; i < SAMPLE_SIMDS; i++) largest = max(largest, tally[i]);
     return largest;
 }
 /* Sum over the threads before this one. */
 inline uint sample_before(thread sample_threads &t, uint value) {
-    const uint before = simd_prefix_exclusive_sum(value);
-    threadgroup uint *tally = t.tally + t.turn * SAMPLE_SIMDS;
-    if (t.lane == 31) tally[t.simdgroup] = before + value;
-    threadgroup_barrier(mem_flags::mem_threadgroup); /* BEFORE */
-    t.turn = 1 - t.turn;
-    uint total = before;
+    uint total = simd_prefix_exclusive_sum(value);
+    threadgroup const uint *tally = sample_tell(t, t.lane == 31, total + value);
     for (uint i = 0; i < t.simdgroup; i++) total += tally[i];
     return total;
 }
 
 template <int N> inline uint sample_above(thread const uint *keys, uint limit) {
     uint n = 0;
-    DECODE_UNROLL
+    UNROLL
     for (int i = 0; i < N; i++) n += keys[i] > limit ? 1 : 0;
     return n;
 }
@@ -82,7 +79,7 @@ inline uint sample_choose(thread sample_threads &t, thread const uint *keys, uin
         if (reached == k) break; /* these are they */
     }
     uint equal = 0;
-    DECODE_UNROLL
+    UNROLL
     for (int i = 0; i < N; i++) equal += keys[i] == limit ? 1 : 0;
     const uint above = sample_above<N>(keys, limit);
     const uint ties = k - sample_sum(t, above); /* so many equal ones are in, the first ones */
@@ -90,7 +87,7 @@ inline uint sample_choose(thread sample_threads &t, thread const uint *keys, uin
     uint tie = before & 0xffffu;
     first = (before >> 16) + min(tie, ties);
     uint bits = 0;
-    DECODE_UNROLL
+    UNROLL
     for (int i = 0; i < N; i++) {
         const bool is_tie = keys[i] == limit;
         if (keys[i] > limit || (is_tie && tie < ties)) bits |= 1u << i;
@@ -115,7 +112,7 @@ inline float sample_uniform(constant decode_sampling_args &args) {
  * filled. */
 inline uint sample_top_p(threadgroup const float *weight, threadgroup float *sorted, uint n,
                          float top_p, uint lane, thread uint *rank) {
-    DECODE_UNROLL
+    UNROLL
     for (uint s = 0; s < 2; s++) {
         const uint i = s * 32 + lane;
         rank[s] = 0;
@@ -144,13 +141,13 @@ inline uint sample_draw(threadgroup float *value, threadgroup float *sorted, uin
     float best = -INFINITY;
     for (uint i = 0; i < n; i++) best = max(best, value[i]);
     float w[2];
-    DECODE_UNROLL
+    UNROLL
     for (uint s = 0; s < 2; s++) {
         const uint i = s * 32 + lane;
-        w[s] = i < n ? exp((value[i] - best) / args.temperature) : 0.0f;
+        w[s] = i < n ? precise::exp((value[i] - best) / args.temperature) : 0.0f;
     }
     simdgroup_barrier(mem_flags::mem_threadgroup); /* BEST */
-    DECODE_UNROLL
+    UNROLL
     for (uint s = 0; s < 2; s++) {
         if (s * 32 + lane < n) value[s * 32 + lane] = w[s];
     }
@@ -158,11 +155,11 @@ inline uint sample_draw(threadgroup float *value, threadgroup float *sorted, uin
     if (args.top_p < 1.0f) {
         uint rank[2];
         const uint kept = sample_top_p(value, sorted, n, args.top_p, lane, rank);
-        DECODE_UNROLL
+        UNROLL
         for (uint s = 0; s < 2; s++) w[s] = rank[s] < kept ? w[s] : 0.0f;
     }
     simdgroup_barrier(mem_flags::mem_threadgroup); /* TOP_P */
-    DECODE_UNROLL
+    UNROLL
     for (uint s = 0; s < 2; s++) {
         if (w[s] < args.min_p) w[s] = 0.0f;
         if (s * 32 + lane < n) value[s * 32 + lane] = w[s];
@@ -181,6 +178,7 @@ inline uint sample_draw(threadgroup float *value, threadgroup float *sorted, uin
     return last;
 }
 
+KERNEL_THREADS(DECODE_SAMPLE_THREADS)
 kernel void decode_sample(constant decode_sampling_args &args [[buffer(DECODE_SAMPLE_ARGS)]],
                           device const float *logits [[buffer(DECODE_SAMPLE_LOGITS)]],
                           device const uint *best [[buffer(DECODE_SAMPLE_BEST)]],
@@ -205,7 +203,7 @@ kernel void decode_sample(constant decode_sampling_args &args [[buffer(DECODE_SA
 
     uint keys[SAMPLE_PER_THREAD];
     uint most = 0;
-    DECODE_UNROLL
+    UNROLL
     for (uint i = 0; i < SAMPLE_PER_THREAD; i++) {
         const uint group = thread_index * SAMPLE_PER_THREAD + i;
         keys[i] = group < SAMPLE_GROUPS ? best[group] : 0;
@@ -219,7 +217,7 @@ kernel void decode_sample(constant decode_sampling_args &args [[buffer(DECODE_SA
     const uint n_groups = min(k, (uint)SAMPLE_GROUPS);
     uint at;
     uint bits = sample_choose<SAMPLE_PER_THREAD>(t, keys, n_groups, at);
-    DECODE_UNROLL
+    UNROLL
     for (uint i = 0; i < SAMPLE_PER_THREAD; i++) {
         if ((bits >> i & 1) != 0) groups[at++] = thread_index * SAMPLE_PER_THREAD + i;
     }
@@ -232,19 +230,19 @@ kernel void decode_sample(constant decode_sampling_args &args [[buffer(DECODE_SA
         used ? groups[place / DECODE_HEAD_ROWS] * DECODE_HEAD_ROWS + place % DECODE_HEAD_ROWS
              : (uint)SHAPE_VOCAB;
     uint span[SAMPLE_SPAN];
-    DECODE_UNROLL
+    UNROLL
     for (uint i = 0; i < SAMPLE_SPAN; i++) {
         span[i] = 0;
         if (from < SHAPE_VOCAB) {
-            span[i] = decode_ordered(pick_logit(logits[from + i], from + i, counts, mask, args));
+            span[i] = ordered_key(pick_logit(logits[from + i], from + i, counts, mask, args));
         }
     }
     bits = sample_choose<SAMPLE_SPAN>(t, span, k, at);
-    DECODE_UNROLL
+    UNROLL
     for (uint i = 0; i < SAMPLE_SPAN; i++) {
         if ((bits >> i & 1) != 0) {
             ids[at] = from + i;
-            values[at++] = decode_from_ordered(span[i]);
+            values[at++] = ordered_value(span[i]);
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup); /* CANDIDATES */

@@ -5,9 +5,9 @@
  * A chunk has n rows, 1 <= n <= PREFILL_MAX_ROWS. H, E, I, V, K are SHAPE_HIDDEN, SHAPE_EXPERTS,
  * SHAPE_EXPERT_WIDTH, SHAPE_VOCAB, SHAPE_TOP_K. bf16 are two bytes. A quantised matrix [rows, cols]
  * is three bindings: codes [rows][cols * bits / 8] bytes, scales and biases bf16 [rows][cols / 64];
- * codes are bound at a multiple of 16 bytes, all activations likewise. Every kernel's argument
- * struct is its last binding. Grids count threadgroups; all threadgroups have the full size.
- * Unless a line says otherwise a kernel reads its inputs whole and writes its outputs whole.
+ * codes are bound at a multiple of 16 bytes, all activations likewise. Grids count threadgroups;
+ * all threadgroups have the full size. Unless a line says otherwise a kernel reads its inputs whole
+ * and writes its outputs whole.
  *
  * prefill_tensor.metal (language 4.0) has prefill_gemm, _gemm_multi, _gemm_silu, _experts_up and
  * _experts_down once more, by tensor operations, under these names with _tensor behind them. */
@@ -31,12 +31,12 @@
 /* ---- prefill_embed: h = embedding row of each token. The token ids are the host's to check.
  * reads ids 4n, of codes n rows of H/2, of scales and biases n rows of H/32; writes h 4nH */
 enum prefill_embed_binding {
+    PREFILL_EMBED_ARGS,
     PREFILL_EMBED_IDS,    /* int32 [n] */
     PREFILL_EMBED_CODES,  /* 4 bits [V, H] */
     PREFILL_EMBED_SCALES, /* bf16 [V, H/64] */
     PREFILL_EMBED_BIASES, /* bf16 [V, H/64] */
-    PREFILL_EMBED_H,      /* out float [n, H] */
-    PREFILL_EMBED_ARGS
+    PREFILL_EMBED_H       /* out float [n][H] */
 };
 struct prefill_embed_args {
     uint32_t rows; /* n */
@@ -45,11 +45,11 @@ struct prefill_embed_args {
 /* ---- prefill_norm: x = bf16(h * r * weight), r = 1 / sqrt(mean(h^2) + eps)
  * reads h 4nH, weight 4H; writes x 2nH, r 4n */
 enum prefill_norm_binding {
-    PREFILL_NORM_H,      /* float [n, H] */
+    PREFILL_NORM_ARGS,
+    PREFILL_NORM_H,      /* float [n][H] */
     PREFILL_NORM_WEIGHT, /* float [H] */
-    PREFILL_NORM_X,      /* out bf16 [n, H] */
-    PREFILL_NORM_R,      /* out float [n], for the router */
-    PREFILL_NORM_ARGS
+    PREFILL_NORM_X,      /* out bf16 [n][H] */
+    PREFILL_NORM_R       /* out float [n], for the router */
 };
 struct prefill_norm_args {
     uint32_t rows; /* n */
@@ -58,17 +58,17 @@ struct prefill_norm_args {
 /* ---- prefill_gemm: y = x W^T with W of 4 bits
  * reads x 2n*cols, W (also y when added to); writes y: n rows of out_rows values */
 enum prefill_gemm_mode {
-    PREFILL_STORE_F32,  /* y is float [n, out_rows]; out_rows a multiple of 4 */
-    PREFILL_STORE_BF16, /* y is bf16 [n, out_rows]; out_rows a multiple of 8 */
-    PREFILL_ADD_F32     /* y is float [n, out_rows]: y += x W^T, the residual stream */
+    PREFILL_STORE_F32,  /* y is float [n][out_rows]; out_rows a multiple of 4 */
+    PREFILL_STORE_BF16, /* y is bf16 [n][out_rows]; out_rows a multiple of 8 */
+    PREFILL_ADD_F32     /* y is float [n][out_rows]: y += x W^T, the residual stream */
 };
 enum prefill_gemm_binding {
-    PREFILL_GEMM_X, /* bf16 [n, cols] */
+    PREFILL_GEMM_ARGS,
+    PREFILL_GEMM_X, /* bf16 [n][cols] */
     PREFILL_GEMM_CODES,
     PREFILL_GEMM_SCALES,
     PREFILL_GEMM_BIASES,
-    PREFILL_GEMM_Y,
-    PREFILL_GEMM_ARGS
+    PREFILL_GEMM_Y
 };
 struct prefill_gemm_args {
     uint32_t rows;     /* n */
@@ -78,18 +78,18 @@ struct prefill_gemm_args {
 };
 
 /* ---- prefill_gemm_multi: up to four matrices applied to one x (q k v; qkv z b a), each with an
- * output of its own. Part p of the enumeration is at binding p * PREFILL_MULTI_STRIDE + it; parts
+ * output of its own. The bindings of part p are those of part 0 + p * PREFILL_MULTI_STRIDE; parts
  * from `parts` on are not touched and are bound to part 0's buffers.
  * reads x 2n*cols, all matrices; writes n rows of out_rows[p] values to each y */
 #define PREFILL_MULTI_PARTS  4
 #define PREFILL_MULTI_STRIDE 4
 enum prefill_multi_binding {
-    PREFILL_MULTI_CODES, /* of part 0; 4 for part 1, 8 for part 2, 12 for part 3 */
+    PREFILL_MULTI_ARGS,
+    PREFILL_MULTI_X,     /* bf16 [n][cols] */
+    PREFILL_MULTI_CODES, /* this and the next three of part 0 */
     PREFILL_MULTI_SCALES,
     PREFILL_MULTI_BIASES,
-    PREFILL_MULTI_Y,
-    PREFILL_MULTI_X = PREFILL_MULTI_PARTS * PREFILL_MULTI_STRIDE, /* bf16 [n, cols] */
-    PREFILL_MULTI_ARGS
+    PREFILL_MULTI_Y
 };
 struct prefill_multi_args {
     uint32_t rows;
@@ -102,15 +102,15 @@ struct prefill_multi_args {
 /* ---- prefill_gemm_silu: y = bf16(silu(x gate^T) * (x up^T)), the shared expert
  * reads x 2n*cols, both matrices; writes y 2n*out_rows */
 enum prefill_silu_binding {
-    PREFILL_SILU_X, /* bf16 [n, cols] */
+    PREFILL_SILU_ARGS,
+    PREFILL_SILU_X, /* bf16 [n][cols] */
     PREFILL_SILU_GATE_CODES,
     PREFILL_SILU_GATE_SCALES,
     PREFILL_SILU_GATE_BIASES,
     PREFILL_SILU_UP_CODES,
     PREFILL_SILU_UP_SCALES,
     PREFILL_SILU_UP_BIASES,
-    PREFILL_SILU_Y, /* out bf16 [n, out_rows] */
-    PREFILL_SILU_ARGS
+    PREFILL_SILU_Y /* out bf16 [n][out_rows] */
 };
 struct prefill_silu_args {
     uint32_t rows;
@@ -122,7 +122,8 @@ struct prefill_silu_args {
  * reads h 4nH, r 4n, weight 4H, router and shared gate (8 bits); writes ids 16n, weights 32n,
  * gate 4n */
 enum prefill_router_binding {
-    PREFILL_ROUTER_H,      /* float [n, H] */
+    PREFILL_ROUTER_ARGS,
+    PREFILL_ROUTER_H,      /* float [n][H] */
     PREFILL_ROUTER_R,      /* float [n], from prefill_norm */
     PREFILL_ROUTER_WEIGHT, /* float [H], the same norm's */
     PREFILL_ROUTER_CODES,  /* 8 bits [E, H] */
@@ -131,10 +132,9 @@ enum prefill_router_binding {
     PREFILL_ROUTER_GATE_CODES, /* 8 bits [1, H] */
     PREFILL_ROUTER_GATE_SCALES,
     PREFILL_ROUTER_GATE_BIASES,
-    PREFILL_ROUTER_IDS,     /* out uint16 [n, 8], by descending logit, ties by ascending id */
-    PREFILL_ROUTER_WEIGHTS, /* out float [n, 8], sum 1 */
-    PREFILL_ROUTER_GATE,    /* out float [n], sigmoid of the shared expert's scalar */
-    PREFILL_ROUTER_ARGS
+    PREFILL_ROUTER_IDS,     /* out uint16 [n][8], by descending logit, ties by ascending id */
+    PREFILL_ROUTER_WEIGHTS, /* out float [n][8], sum 1 */
+    PREFILL_ROUTER_GATE     /* out float [n], sigmoid of the shared expert's scalar */
 };
 struct prefill_router_args {
     uint32_t rows;
@@ -144,10 +144,10 @@ struct prefill_router_args {
  * each expert's pairs into blocks of at most 32. A pair is the number 8 * row + rank.
  * reads ids 16n; writes sorted 32n, blocks 16 * prefill_max_blocks(n) (unused ones have 0 rows) */
 enum prefill_route_binding {
-    PREFILL_ROUTE_IDS,    /* uint16 [n, 8] */
+    PREFILL_ROUTE_ARGS,
+    PREFILL_ROUTE_IDS,    /* uint16 [n][8] */
     PREFILL_ROUTE_SORTED, /* out uint32 [8n] pairs */
-    PREFILL_ROUTE_BLOCKS, /* out uint32 [max_blocks][4]: expert, first place in sorted, rows, 0 */
-    PREFILL_ROUTE_ARGS
+    PREFILL_ROUTE_BLOCKS  /* out uint32 [max_blocks][4]: expert, first place in sorted, rows, 0 */
 };
 struct prefill_route_args {
     uint32_t rows;
@@ -156,10 +156,10 @@ struct prefill_route_args {
 
 /* ---- prefill_experts_up: act[place] = bf16(silu(x gate_e^T) * (x up_e^T)) for each sorted pair
  * reads x 2nH, sorted 32n, blocks, of each used expert gate and up; writes act 16nI
- * Expert e's codes start e * code_stride bytes after expert 0's, its scales and biases
- * e * scale_stride bytes after expert 0's. */
+ * Expert e's codes, scales and biases start e * expert_stride bytes after expert 0's. */
 enum prefill_up_binding {
-    PREFILL_UP_X,          /* bf16 [n, H] */
+    PREFILL_UP_ARGS,
+    PREFILL_UP_X,          /* bf16 [n][H] */
     PREFILL_UP_GATE_CODES, /* 4 bits [I, H] of expert 0 */
     PREFILL_UP_GATE_SCALES,
     PREFILL_UP_GATE_BIASES,
@@ -168,26 +168,24 @@ enum prefill_up_binding {
     PREFILL_UP_UP_BIASES,
     PREFILL_UP_SORTED,
     PREFILL_UP_BLOCKS,
-    PREFILL_UP_ACT, /* out bf16 [8n, I], in sorted order */
-    PREFILL_UP_ARGS
+    PREFILL_UP_ACT /* out bf16 [8n][I], in sorted order */
 };
 
 /* ---- prefill_experts_down: out[pair] = bf16(weight[pair] * (act down_e^T))
  * reads act 16nI, sorted 32n, blocks, weights 32n, of each used expert down; writes out 16nH */
 enum prefill_down_binding {
-    PREFILL_DOWN_ACT,   /* bf16 [8n, I] */
+    PREFILL_DOWN_ARGS,
+    PREFILL_DOWN_ACT,   /* bf16 [8n][I] */
     PREFILL_DOWN_CODES, /* 4 bits [H, I] of expert 0 */
     PREFILL_DOWN_SCALES,
     PREFILL_DOWN_BIASES,
     PREFILL_DOWN_SORTED,
     PREFILL_DOWN_BLOCKS,
-    PREFILL_DOWN_WEIGHTS, /* float [n, 8] */
-    PREFILL_DOWN_OUT,     /* out bf16 [n, 8, H], by pair */
-    PREFILL_DOWN_ARGS
+    PREFILL_DOWN_WEIGHTS, /* float [n][8] */
+    PREFILL_DOWN_OUT      /* out bf16 [n][8][H], by pair */
 };
-struct prefill_experts_args {
-    uint32_t code_stride;  /* bytes, a multiple of 16 */
-    uint32_t scale_stride; /* bytes, a multiple of 2 */
+struct prefill_experts_args { /* of both */
+    uint32_t expert_stride;   /* bytes, a multiple of 16 */
 };
 
 /* ---- prefill_combine: h += sum of a row's eight pairs in rank order + gate * shared
@@ -195,14 +193,14 @@ struct prefill_experts_args {
  * prefill_combine_norm: and prefill_norm of the new h, for what follows (the next layer's mixer or
  * all_logits); reads weight 4H too, writes x 2nH and r 4n too */
 enum prefill_combine_binding {
-    PREFILL_COMBINE_PAIRS,  /* bf16 [n, 8, H] */
-    PREFILL_COMBINE_SHARED, /* bf16 [n, H]: down projection of the shared expert */
+    PREFILL_COMBINE_ARGS,
+    PREFILL_COMBINE_PAIRS,  /* bf16 [n][8][H] */
+    PREFILL_COMBINE_SHARED, /* bf16 [n][H]: down projection of the shared expert */
     PREFILL_COMBINE_GATE,   /* float [n] */
-    PREFILL_COMBINE_H,      /* in, out float [n, H] */
+    PREFILL_COMBINE_H,      /* in, out float [n][H] */
     PREFILL_COMBINE_WEIGHT, /* float [H]; this and the next two of prefill_combine_norm only */
-    PREFILL_COMBINE_X,      /* out bf16 [n, H] */
-    PREFILL_COMBINE_R,      /* out float [n] */
-    PREFILL_COMBINE_ARGS
+    PREFILL_COMBINE_X,      /* out bf16 [n][H] */
+    PREFILL_COMBINE_R       /* out float [n] */
 };
 struct prefill_combine_args {
     uint32_t rows;

@@ -10,6 +10,7 @@
 #ifndef LILY_METAL_TILE_H
 #define LILY_METAL_TILE_H
 
+#include "common.h"
 #include "prefill_gemm_args.h"
 
 enum {
@@ -19,18 +20,23 @@ enum {
     TILE_X_QUADS = PREFILL_TILE_M / 2 * TILE_X_WORDS / 4,
     TILE_STAGE = 68 /* words of a row of finished sums, kept where W was */
 };
-/* Arrays of fragments live in registers only where every index is a constant. */
-#define TILE_UNROLL _Pragma("clang loop unroll(full)")
 static_assert(PREFILL_TILE_M * TILE_STAGE <= 4 * TILE_W_QUADS, "finished sums fit");
+static_assert((ulong)PREFILL_MAX_ROWS * SHAPE_TOP_K * SHAPE_HIDDEN < 1ul << 32, "pairs by uint");
 
-/* A kernel declares these four arrays and hands them over together: 14,464 bytes, so that two
- * threadgroups fit a core. */
+/* 14,464 bytes, so that two threadgroups fit a core. */
 struct tile_memory {
     threadgroup uint4 *w;       /* [TILE_W_QUADS], then the finished sums as bits of float */
     threadgroup uint4 *x;       /* [TILE_X_QUADS] */
     threadgroup float *sums;    /* [PREFILL_TILE_M] of a row of x over the group */
     threadgroup float *factors; /* [PREFILL_TILE_N][2] scale, bias */
 };
+/* In the outer scope of a kernel. */
+#define TILE_MEMORY(t)                                                                             \
+    threadgroup uint4 t##_w[TILE_W_QUADS];                                                         \
+    threadgroup uint4 t##_x[TILE_X_QUADS];                                                         \
+    threadgroup float t##_sums[PREFILL_TILE_M];                                                    \
+    threadgroup float t##_factors[2 * PREFILL_TILE_N];                                             \
+    const tile_memory t = {t##_w, t##_x, t##_sums, t##_factors}
 
 /* What one thread copies of each tile: 16 bytes of two rows of x, half a group of one row of W,
  * and that row's scale (even threads) or bias (odd). Rows that do not exist count as 0. */
@@ -54,19 +60,6 @@ inline uint tile_pair_of(uint thread_index) {
     return thread_index / 8;
 }
 
-inline float tile_low(uint word) {
-    return as_type<float>(word << 16);
-}
-inline float tile_high(uint word) {
-    return as_type<float>(word & 0xFFFF0000u);
-}
-inline float tile_bf16(ushort bits) {
-    return as_type<float>((uint)bits << 16);
-}
-inline uint tile_pack(float low, float high) {
-    return (uint)as_type<ushort>(bfloat(low)) | (uint)as_type<ushort>(bfloat(high)) << 16;
-}
-
 inline tile_fetched tile_fetch(thread const tile_source &s, uint step) {
     tile_fetched f;
     f.x0 = s.has_x0 ? s.x0[step * 8] : uint4(0);
@@ -76,29 +69,21 @@ inline tile_fetched tile_fetch(thread const tile_source &s, uint step) {
     return f;
 }
 
-inline float tile_silu(float x) {
-    return x / (1.0f + exp(-x));
-}
-
 /* Four finished sums, numbers 4 * quad .. of row m. */
 inline float4 tile_sums(tile_memory t, uint m, uint quad) {
     return as_type<float4>(t.w[m * (TILE_STAGE / 4) + quad]);
 }
 /* Eight finished sums times a factor as bfloat. */
 inline uint4 tile_sums_bf16(tile_memory t, uint m, uint octet, float factor) {
-    float4 a = tile_sums(t, m, 2 * octet) * factor;
-    float4 b = tile_sums(t, m, 2 * octet + 1) * factor;
-    return uint4(tile_pack(a.x, a.y), tile_pack(a.z, a.w), tile_pack(b.x, b.y),
-                 tile_pack(b.z, b.w));
+    return bf16_eight(tile_sums(t, m, 2 * octet) * factor, tile_sums(t, m, 2 * octet + 1) * factor);
 }
 
 /* This thread's part of W: row `row` of a matrix of out_rows rows. */
-inline void tile_source_w(thread tile_source &s, device const uint4 *codes,
-                          device const ushort *scales, device const ushort *biases, uint row,
-                          uint out_rows, uint cols, uint thread_index) {
+inline void tile_source_w(thread tile_source &s, quantised m, uint row, uint out_rows, uint cols,
+                          uint thread_index) {
     s.has_w = row < out_rows;
-    s.w = codes + (row * (cols / 32) + thread_index % 2);
-    s.factor = (thread_index % 2 == 0 ? scales : biases) + row * (cols / 64);
+    s.w = m.codes + (row * (cols / 32) + thread_index % 2);
+    s.factor = (thread_index % 2 == 0 ? m.scales : m.biases) + row * (cols / SHAPE_GROUP);
 }
 
 #endif

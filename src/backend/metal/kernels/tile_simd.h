@@ -19,6 +19,7 @@
 #ifndef LILY_METAL_TILE_SIMD_H
 #define LILY_METAL_TILE_SIMD_H
 
+#include "matrix8x8.h"
 #include "tile.h"
 
 /* Where a thread stands: of its simdgroup's part of the tile, and of the fragment its lane. */
@@ -30,53 +31,43 @@ struct tile_place {
     uint pair;   /* half the column of the first */
 };
 
-/* A lane's two elements of a fragment, in neighbouring columns (tile_where). */
-inline void tile_set(thread simdgroup_float8x8 &m, float left, float right) {
-    m.thread_elements()[0] = left;
-    m.thread_elements()[1] = right;
-}
-inline float2 tile_get(thread simdgroup_float8x8 &m) {
-    return float2(m.thread_elements()[0], m.thread_elements()[1]);
-}
-
 /* Eight nibbles as four words of two bfloat numbers 128 + code. */
 inline uint4 tile_codes(uint word) {
-    uint4 nibbles = uint4(word, word >> 4, word >> 8, word >> 12);
+    const uint4 nibbles = uint4(word, word >> 4, word >> 8, word >> 12);
     return (nibbles & 0x000F000Fu) | 0x43004300u;
 }
 
 template <int HEIGHT> inline tile_place tile_where(uint thread_index) {
-    uint simdgroup = thread_index / 32;
-    uint lane = thread_index % 32;
-    uint quad = lane / 4;
+    const uint simdgroup = thread_index / 32;
+    const lane_place lane = lane_place_of(thread_index % 32);
     tile_place p;
     p.thread_index = thread_index;
     p.simd_n = HEIGHT == PREFILL_TILE_M ? simdgroup % 2 : simdgroup;
     p.simd_m = HEIGHT == PREFILL_TILE_M ? simdgroup / 2 : 0;
-    p.row = (quad & 4) + (lane / 2) % 4;
-    p.pair = (quad & 2) + lane % 2;
+    p.row = lane.row;
+    p.pair = lane.column / 2;
     return p;
 }
 
 /* Column by column the two rows' values side by side, and each row's sum over the group: eight
  * columns here, the other lanes' by exchange, in an order that is the same for every row. */
 inline void tile_put_x(thread const tile_fetched &f, tile_memory t, uint thread_index) {
-    uint pair = tile_pair_of(thread_index);
-    uint chunk = thread_index % 8;
+    const uint pair = tile_pair_of(thread_index);
+    const uint chunk = thread_index % 8;
     float2 sum = float2(0.0f);
-    TILE_UNROLL
+    UNROLL
     for (uint half_chunk = 0; half_chunk < 2; half_chunk++) {
-        uint2 a = half_chunk == 0 ? f.x0.xy : f.x0.zw;
-        uint2 b = half_chunk == 0 ? f.x1.xy : f.x1.zw;
-        uint4 words = uint4((a.x & 0xFFFFu) | b.x << 16, a.x >> 16 | (b.x & 0xFFFF0000u),
-                            (a.y & 0xFFFFu) | b.y << 16, a.y >> 16 | (b.y & 0xFFFF0000u));
+        const uint2 a = half_chunk == 0 ? f.x0.xy : f.x0.zw;
+        const uint2 b = half_chunk == 0 ? f.x1.xy : f.x1.zw;
+        const uint4 words = uint4((a.x & 0xFFFFu) | b.x << 16, a.x >> 16 | (b.x & 0xFFFF0000u),
+                                  (a.y & 0xFFFFu) | b.y << 16, a.y >> 16 | (b.y & 0xFFFF0000u));
         t.x[pair * (TILE_X_WORDS / 4) + chunk * 2 + half_chunk] = words;
-        sum += float2(tile_low(words.x), tile_high(words.x));
-        sum += float2(tile_low(words.y), tile_high(words.y));
-        sum += float2(tile_low(words.z), tile_high(words.z));
-        sum += float2(tile_low(words.w), tile_high(words.w));
+        sum += float2(bf16_low(words.x), bf16_high(words.x));
+        sum += float2(bf16_low(words.y), bf16_high(words.y));
+        sum += float2(bf16_low(words.z), bf16_high(words.z));
+        sum += float2(bf16_low(words.w), bf16_high(words.w));
     }
-    for (ushort mask = 1; mask < 8; mask *= 2) sum += simd_shuffle_xor(sum, mask);
+    sum = neighbours_sum<8>(sum);
     if (chunk == 0) {
         t.sums[2 * pair] = sum.x;
         t.sums[2 * pair + 1] = sum.y;
@@ -86,12 +77,12 @@ inline void tile_put_x(thread const tile_fetched &f, tile_memory t, uint thread_
 template <int HEIGHT>
 inline void tile_put(thread const tile_fetched &f, tile_memory t, uint thread_index) {
     if (thread_index < HEIGHT * 4) tile_put_x(f, t, thread_index); /* whole simdgroups */
-    uint at = thread_index / 2 * (TILE_W_WORDS / 4) + thread_index % 2 * 4;
+    const uint at = thread_index / 2 * (TILE_W_WORDS / 4) + thread_index % 2 * 4;
     t.w[at] = tile_codes(f.w.x);
     t.w[at + 1] = tile_codes(f.w.y);
     t.w[at + 2] = tile_codes(f.w.z);
     t.w[at + 3] = tile_codes(f.w.w);
-    t.factors[thread_index] = tile_bf16(f.factor);
+    t.factors[thread_index] = bf16_value(f.factor);
 }
 
 /* The sums of one simdgroup: FN x FM fragments, transposed: rows are outputs. */
@@ -101,7 +92,7 @@ template <int FN, int FM> struct tile_totals { float2 f[FN][FM]; };
  * together, the first 32 rows of the tile are gate's and a simdgroup owns the same of both. */
 template <bool PAIRED, int FN> inline uint tile_fragment(uint simd_n, int i) {
     if (!PAIRED) return simd_n * FN + (uint)i;
-    uint in_half = simd_n * (FN / 2) + (uint)(i % (FN / 2));
+    const uint in_half = simd_n * (FN / 2) + (uint)(i % (FN / 2));
     return i < FN / 2 ? in_half : in_half + PREFILL_TILE_N / 16;
 }
 
@@ -109,42 +100,40 @@ template <bool PAIRED, int FN, int FM>
 inline void tile_multiply(thread tile_totals<FN, FM> &totals, tile_memory t, tile_place p) {
     threadgroup const uint *words_w = (threadgroup const uint *)t.w;
     threadgroup const uint *words_x = (threadgroup const uint *)t.x;
-    uint column = p.row / 2 + p.row % 2 * 4; /* 0 4 1 5 2 6 3 7 */
+    const uint column = p.row / 2 + p.row % 2 * 4; /* 0 4 1 5 2 6 3 7 */
     simdgroup_float8x8 sum[FN][FM];
-    TILE_UNROLL
+    UNROLL
     for (int i = 0; i < FN; i++) {
-        TILE_UNROLL
-        for (int j = 0; j < FM; j++) sum[i][j] = make_filled_simdgroup_matrix<float, 8>(0.0f);
+        UNROLL
+        for (int j = 0; j < FM; j++) sum[i][j] = matrix_zero();
     }
     for (uint k = 0; k < 8; k++) {
         simdgroup_float8x8 x[FM];
-        TILE_UNROLL
+        UNROLL
         for (int j = 0; j < FM; j++) {
-            uint pair = (p.simd_m * FM + (uint)j) * 4 + p.pair;
-            uint word = words_x[pair * TILE_X_WORDS + k * 8 + column];
-            tile_set(x[j], tile_low(word), tile_high(word));
+            const uint pair = (p.simd_m * FM + (uint)j) * 4 + p.pair;
+            x[j] = matrix_of_bf16(words_x[pair * TILE_X_WORDS + k * 8 + column]);
         }
-        TILE_UNROLL
+        UNROLL
         for (int i = 0; i < FN; i++) {
-            uint row = tile_fragment<PAIRED, FN>(p.simd_n, i) * 8 + p.row;
-            uint word = words_w[row * TILE_W_WORDS + k * 4 + p.pair];
-            simdgroup_float8x8 w;
-            tile_set(w, tile_low(word), tile_high(word));
-            TILE_UNROLL
+            const uint row = tile_fragment<PAIRED, FN>(p.simd_n, i) * 8 + p.row;
+            const simdgroup_float8x8 w =
+                matrix_of_bf16(words_w[row * TILE_W_WORDS + k * 4 + p.pair]);
+            UNROLL
             for (int j = 0; j < FM; j++)
                 simdgroup_multiply_accumulate(sum[i][j], w, x[j], sum[i][j]);
         }
     }
-    TILE_UNROLL
+    UNROLL
     for (int i = 0; i < FN; i++) {
-        uint row = tile_fragment<PAIRED, FN>(p.simd_n, i) * 8 + p.row;
-        float scale = t.factors[2 * row];
-        float offset = fma(-128.0f, scale, t.factors[2 * row + 1]);
-        TILE_UNROLL
+        const uint row = tile_fragment<PAIRED, FN>(p.simd_n, i) * 8 + p.row;
+        const float scale = t.factors[2 * row];
+        const float offset = fma(-128.0f, scale, t.factors[2 * row + 1]);
+        UNROLL
         for (int j = 0; j < FM; j++) {
-            uint m = (p.simd_m * FM + (uint)j) * 8 + 2 * p.pair;
-            float2 sums = float2(t.sums[m], t.sums[m + 1]);
-            float2 group = tile_get(sum[i][j]);
+            const uint m = (p.simd_m * FM + (uint)j) * 8 + 2 * p.pair;
+            const float2 sums = float2(t.sums[m], t.sums[m + 1]);
+            const float2 group = matrix_get(sum[i][j]);
             totals.f[i][j] = fma(float2(scale), group, fma(float2(offset), sums, totals.f[i][j]));
         }
     }
@@ -154,9 +143,9 @@ inline void tile_multiply(thread tile_totals<FN, FM> &totals, tile_memory t, til
 template <int HEIGHT, bool PAIRED, int FN, int FM>
 inline void tile_run(thread tile_totals<FN, FM> &totals, thread const tile_source &source,
                      uint steps, tile_memory t, tile_place p) {
-    TILE_UNROLL
+    UNROLL
     for (int i = 0; i < FN; i++) {
-        TILE_UNROLL
+        UNROLL
         for (int j = 0; j < FM; j++) totals.f[i][j] = float2(0.0f);
     }
     tile_fetched next = tile_fetch(source, 0);
@@ -174,17 +163,17 @@ inline void tile_run(thread tile_totals<FN, FM> &totals, thread const tile_sourc
 template <bool PAIRED, int FN, int FM>
 inline void tile_stage(thread const tile_totals<FN, FM> &totals, tile_memory t, tile_place p) {
     threadgroup uint *stage = (threadgroup uint *)t.w;
-    TILE_UNROLL
+    UNROLL
     for (int i = 0; i < (PAIRED ? FN / 2 : FN); i++) {
-        uint n = tile_fragment<PAIRED, FN>(p.simd_n, i) * 8 + p.row;
-        TILE_UNROLL
+        const uint n = tile_fragment<PAIRED, FN>(p.simd_n, i) * 8 + p.row;
+        UNROLL
         for (int j = 0; j < FM; j++) {
             float2 value = totals.f[i][j];
             if (PAIRED) {
-                float2 up = totals.f[(i + FN / 2) % FN][j];
-                value = float2(tile_silu(value.x) * up.x, tile_silu(value.y) * up.y);
+                const float2 up = totals.f[(i + FN / 2) % FN][j];
+                value = silu(value) * up;
             }
-            uint m = (p.simd_m * FM + (uint)j) * 8 + 2 * p.pair;
+            const uint m = (p.simd_m * FM + (uint)j) * 8 + 2 * p.pair;
             stage[m * TILE_STAGE + n] = as_type<uint>(value.x);
             stage[(m + 1) * TILE_STAGE + n] = as_type<uint>(value.y);
         }
@@ -197,7 +186,7 @@ inline void tile_stage(thread const tile_totals<FN, FM> &totals, tile_memory t, 
 template <int HEIGHT, bool PAIRED>
 inline void tile_make(thread const tile_source &source, uint steps, tile_memory t,
                       uint thread_index) {
-    tile_place p = tile_where<HEIGHT>(thread_index);
+    const tile_place p = tile_where<HEIGHT>(thread_index);
     tile_totals<HEIGHT == PREFILL_TILE_M ? 4 : 2, HEIGHT == PREFILL_SMALL_M ? 1 : 2> totals;
     tile_run<HEIGHT, PAIRED>(totals, source, steps, t, p);
     tile_stage<PAIRED>(totals, t, p);

@@ -27,12 +27,8 @@ typedef tile_operation::cooperative_tensor_destination_t<tile_operand, tile_oper
 
 /* Eight codes of a word as bfloat weights. */
 inline uint4 tile_weights(uint word, float scale, float bias) {
-    float4 low = fma(float4(uint4(word, word >> 4, word >> 8, word >> 12) & 15u), float4(scale),
-                     float4(bias));
-    float4 high = fma(float4(uint4(word >> 16, word >> 20, word >> 24, word >> 28) & 15u),
-                      float4(scale), float4(bias));
-    return uint4(tile_pack(low.x, low.y), tile_pack(low.z, low.w), tile_pack(high.x, high.y),
-                 tile_pack(high.z, high.w));
+    return bf16_eight(fma(codes_first(word), float4(scale), float4(bias)),
+                      fma(codes_last(word), float4(scale), float4(bias)));
 }
 
 /* Rows of 64 bfloat without padding: eight quads each. */
@@ -40,11 +36,11 @@ inline void tile_put(thread const tile_fetched &f, tile_memory t, uint thread_in
     uint at = 2 * tile_pair_of(thread_index) * 8 + thread_index % 8;
     t.x[at] = f.x0;
     t.x[at + 8] = f.x1;
-    float mine = tile_bf16(f.factor);
-    float other = simd_shuffle_xor(mine, 1);
-    bool even = thread_index % 2 == 0;
-    float scale = even ? mine : other;
-    float bias = even ? other : mine;
+    const float mine = bf16_value(f.factor);
+    const float other = simd_shuffle_xor(mine, 1);
+    const bool even = thread_index % 2 == 0;
+    const float scale = even ? mine : other;
+    const float bias = even ? other : mine;
     at = thread_index / 2 * 8 + thread_index % 2 * 4;
     t.w[at] = tile_weights(f.w.x, scale, bias);
     t.w[at + 1] = tile_weights(f.w.y, scale, bias);
@@ -57,8 +53,8 @@ inline void tile_silu_in_place(tile_memory t, uint thread_index) {
     threadgroup float *stage = (threadgroup float *)t.w;
     for (uint i = thread_index; i < PREFILL_TILE_M * PREFILL_TILE_N / 2;
          i += PREFILL_GEMM_THREADS) {
-        uint at = i / (PREFILL_TILE_N / 2) * TILE_STAGE + i % (PREFILL_TILE_N / 2);
-        stage[at] = tile_silu(stage[at]) * stage[at + PREFILL_TILE_N / 2];
+        const uint at = i / (PREFILL_TILE_N / 2) * TILE_STAGE + i % (PREFILL_TILE_N / 2);
+        stage[at] = silu(stage[at]) * stage[at + PREFILL_TILE_N / 2];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup); /* PAIRED */
 }

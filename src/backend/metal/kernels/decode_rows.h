@@ -1,5 +1,5 @@
-/* What the decode kernels share: bf16, sums over lanes, quantised rows times a vector, the staged
- * vector itself, and the number by which logits are ordered.
+/* Quantised rows times a vector, and the vector itself as threadgroups stage it: what the decode
+ * kernels share.
  *
  * A simdgroup reads a row of 4-bit codes 16 bytes a lane, 512 neighbouring bytes at once; a row
  * shorter than that shares the read with its neighbours (DECODE_WAVE_ROWS). Each lane takes the
@@ -12,58 +12,15 @@
  * 16^e: a code can then stay where it is in its word, masked but not shifted (powers of two:
  * exact). Sums of the chunks stand beside it for the bias. All sums are float32 in one fixed order.
  */
-#ifndef LILY_METAL_DECODE_COMMON_H
-#define LILY_METAL_DECODE_COMMON_H
+#ifndef LILY_METAL_DECODE_ROWS_H
+#define LILY_METAL_DECODE_ROWS_H
 
+#include "common.h"
 #include "decode_args.h"
 
-/* Before a loop whose arrays live in registers only when every index is known. */
-#define DECODE_UNROLL _Pragma("clang loop unroll(full)")
-
-inline float decode_bf16(ushort bits) {
-    return as_type<float>((uint)bits << 16);
-}
-/* Rounded to nearest, ties to even, as base/bf16.h. */
-inline uint decode_to_bf16(float value) {
-    uint bits = as_type<uint>(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (bits >> 16) | 0x40u;
-    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-}
-/* Eight bf16 as they come in 16 bytes. */
-inline void decode_unpack(uint4 w, thread float4 &low, thread float4 &high) {
-    low = float4(as_type<float>(w.x << 16), as_type<float>(w.x & 0xffff0000u),
-                 as_type<float>(w.y << 16), as_type<float>(w.y & 0xffff0000u));
-    high = float4(as_type<float>(w.z << 16), as_type<float>(w.z & 0xffff0000u),
-                  as_type<float>(w.w << 16), as_type<float>(w.w & 0xffff0000u));
-}
-
-inline float decode_sigmoid(float x) {
-    return 1.0f / (1.0f + exp(-x));
-}
-inline float decode_silu(float x) {
-    return x / (1.0f + exp(-x));
-}
-inline float decode_sum4(float4 v) {
-    return (v.x + v.y) + (v.z + v.w);
-}
 /* Four products on top of sum, one after the other. */
 inline float decode_dot4(float4 a, float4 b, float sum) {
     return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
-}
-/* Over LANES neighbouring lanes, a power of two; every lane gets the sum. */
-template <int LANES, typename T> inline T decode_lanes_sum(T value) {
-    DECODE_UNROLL
-    for (ushort mask = LANES / 2; mask > 0; mask /= 2) value += simd_shuffle_xor(value, mask);
-    return value;
-}
-
-/* Larger numbers for larger floats, for all bit patterns; both zeros are equal. */
-inline uint decode_ordered(float value) {
-    uint bits = as_type<uint>(value + 0.0f);
-    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-inline float decode_from_ordered(uint key) {
-    return as_type<float>((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
 /* ---- the staged vector ---------------------------------------------------------------------- */
@@ -82,9 +39,7 @@ inline void decode_stage(threadgroup float4 *x, threadgroup float *sums, uint oc
                          float4 low, float4 high) {
     const uint chunk = octet / 4;
     const uint part = octet % 4;
-    float sum = decode_sum4(low) + decode_sum4(high);
-    sum += simd_shuffle_xor(sum, 1);
-    sum += simd_shuffle_xor(sum, 2);
+    const float sum = neighbours_sum<4>(sum4(low) + sum4(high));
     if (octet < octets) {
         x[2 * part * DECODE_CHUNKS(COLS) + chunk] = low * DECODE_LOW;
         x[(2 * part + 1) * DECODE_CHUNKS(COLS) + chunk] = high * DECODE_HIGH;
@@ -101,41 +56,21 @@ inline float decode_stage_norm(device const float4 *v, device const float4 *weig
     static_assert(COLS % 256 == 0, "whole simdgroups stage");
     float squares = 0.0f;
     for (uint octet = thread_index; octet < COLS / 8; octet += THREADS) {
-        float4 low = v[2 * octet];
-        float4 high = v[2 * octet + 1];
+        const float4 low = v[2 * octet];
+        const float4 high = v[2 * octet + 1];
         squares = decode_dot4(high, high, decode_dot4(low, low, squares));
         decode_stage<COLS>(x, sums, octet, COLS / 8, low * weight[2 * octet],
                            high * weight[2 * octet + 1]);
     }
-    squares = decode_lanes_sum<32>(squares);
+    squares = lanes_sum<32>(squares);
     if (thread_index % 32 == 0) partial[thread_index / 32] = squares;
     threadgroup_barrier(mem_flags::mem_threadgroup); /* STAGED */
     float total = 0.0f;
     for (int i = 0; i < THREADS / 32; i++) total += partial[i];
-    return rsqrt(total / COLS + SHAPE_NORM_EPS);
+    return norm_factor(total, COLS);
 }
 
 /* ---- rows of 4 bits -------------------------------------------------------------------------- */
-
-struct decode_matrix {
-    device const uint4 *codes;
-    device const ushort *scales;
-    device const ushort *biases;
-};
-inline decode_matrix decode_matrix_of(device const uint4 *codes, device const ushort *scales,
-                                      device const ushort *biases) {
-    decode_matrix m;
-    m.codes = codes;
-    m.scales = scales;
-    m.biases = biases;
-    return m;
-}
-/* The same matrix of another expert. */
-inline decode_matrix decode_matrix_at(decode_matrix m, size_t bytes) {
-    return decode_matrix_of((device const uint4 *)((device const uchar *)m.codes + bytes),
-                            (device const ushort *)((device const uchar *)m.scales + bytes),
-                            (device const ushort *)((device const uchar *)m.biases + bytes));
-}
 
 /* sum of code * x over eight codes: a = x[0..3], b = x[4..7], as staged. */
 inline float decode_dot8(uint w, float4 a, float4 b, float sum) {
@@ -156,13 +91,13 @@ template <int R> struct decode_codes {
     float bias[R];
 };
 /* place[r]: of row r's chunk in the matrix, in units of 16 bytes. */
-template <int R> inline decode_codes<R> decode_fetch(decode_matrix m, thread const uint *place) {
+template <int R> inline decode_codes<R> decode_fetch(quantised m, thread const uint *place) {
     decode_codes<R> c;
-    DECODE_UNROLL
+    UNROLL
     for (int r = 0; r < R; r++) {
         c.w[r] = m.codes[place[r]];
-        c.scale[r] = decode_bf16(m.scales[place[r] / 2]);
-        c.bias[r] = decode_bf16(m.biases[place[r] / 2]);
+        c.scale[r] = bf16_value(m.scales[place[r] / 2]);
+        c.bias[r] = bf16_value(m.biases[place[r] / 2]);
     }
     return c;
 }
@@ -171,17 +106,17 @@ template <int CHUNKS, int R>
 inline void decode_multiply(thread const decode_codes<R> &c, uint at, threadgroup const float4 *x,
                             threadgroup const float *sums, thread float *y) {
     float dot[R];
-    DECODE_UNROLL
+    UNROLL
     for (int r = 0; r < R; r++) dot[r] = 0.0f;
-    DECODE_UNROLL
+    UNROLL
     for (int part = 0; part < 4; part++) {
         const float4 a = x[2 * part * CHUNKS + at];
         const float4 b = x[(2 * part + 1) * CHUNKS + at];
-        DECODE_UNROLL
+        UNROLL
         for (int r = 0; r < R; r++) dot[r] = decode_dot8(c.w[r][part], a, b, dot[r]);
     }
     const float sum = sums[at];
-    DECODE_UNROLL
+    UNROLL
     for (int r = 0; r < R; r++) y[r] = fma(c.scale[r], dot[r], fma(c.bias[r], sum, y[r]));
 }
 
@@ -199,7 +134,7 @@ template <int COLS> inline uint decode_lane_part(uint lane) {
 template <int COLS, int R>
 inline void decode_places(uint first, uint rows, uint lane, thread uint *place) {
     static_assert((COLS & (COLS - 1)) == 0 && COLS >= 64, "a row is a power of two");
-    DECODE_UNROLL
+    UNROLL
     for (int r = 0; r < R; r++) {
         const uint row = min(first + r * DECODE_WAVE_ROWS(COLS), rows - 1);
         place[r] = row * DECODE_CHUNKS(COLS) + decode_lane_part<COLS>(lane);
@@ -209,57 +144,28 @@ inline void decode_places(uint first, uint rows, uint lane, thread uint *place) 
 /* y[r] = row first + r * DECODE_WAVE_ROWS(COLS) of m times the staged vector, in every lane of the
  * row. `first` is the lane's: lanes of one wave can have neighbouring rows. */
 template <int COLS, int R>
-inline void decode_rows(decode_matrix m, uint first, uint rows, threadgroup const float4 *x,
+inline void decode_rows(quantised m, uint first, uint rows, threadgroup const float4 *x,
                         threadgroup const float *sums, uint lane, thread float *y) {
     enum { CHUNKS = DECODE_CHUNKS(COLS), LANES = 32 / DECODE_WAVE_ROWS(COLS) };
     uint place[R];
     decode_places<COLS, R>(first, rows, lane, place);
-    DECODE_UNROLL
+    UNROLL
     for (int r = 0; r < R; r++) y[r] = 0.0f;
-    DECODE_UNROLL
+    UNROLL
     for (int step = 0; step < CHUNKS / LANES; step++) {
         const decode_codes<R> c = decode_fetch<R>(m, place);
         decode_multiply<CHUNKS, R>(c, decode_lane_part<COLS>(lane) + step * LANES, x, sums, y);
-        DECODE_UNROLL
+        UNROLL
         for (int r = 0; r < R; r++) place[r] += LANES;
     }
-    DECODE_UNROLL
-    for (int r = 0; r < R; r++) y[r] = decode_lanes_sum<LANES>(y[r]);
-}
-
-/* The same of two matrices that are used in pairs: silu(gate x) * up x. r: decode_stage_norm's, or
- * 1. */
-template <int COLS, int R>
-inline void decode_pairs(decode_matrix gate, decode_matrix up, uint first, uint rows, float r,
-                         threadgroup const float4 *x, threadgroup const float *sums, uint lane,
-                         thread float *y) {
-    enum { CHUNKS = DECODE_CHUNKS(COLS), LANES = 32 / DECODE_WAVE_ROWS(COLS) };
-    uint place[R];
-    float u[R];
-    decode_places<COLS, R>(first, rows, lane, place);
-    DECODE_UNROLL
-    for (int i = 0; i < R; i++) y[i] = u[i] = 0.0f;
-    DECODE_UNROLL
-    for (int step = 0; step < CHUNKS / LANES; step++) {
-        const uint at = decode_lane_part<COLS>(lane) + step * LANES;
-        const decode_codes<R> c = decode_fetch<R>(gate, place);
-        const decode_codes<R> d = decode_fetch<R>(up, place);
-        decode_multiply<CHUNKS, R>(c, at, x, sums, y);
-        decode_multiply<CHUNKS, R>(d, at, x, sums, u);
-        DECODE_UNROLL
-        for (int i = 0; i < R; i++) place[i] += LANES;
-    }
-    DECODE_UNROLL
-    for (int i = 0; i < R; i++) {
-        const float g = decode_lanes_sum<LANES>(y[i]) * r;
-        y[i] = decode_silu(g) * (decode_lanes_sum<LANES>(u[i]) * r);
-    }
+    UNROLL
+    for (int r = 0; r < R; r++) y[r] = lanes_sum<LANES>(y[r]);
 }
 
 /* y[i] without an index that the compiler does not know: y stays in registers. */
 template <int R> inline float decode_pick(thread const float *y, uint i) {
     float value = y[0];
-    DECODE_UNROLL
+    UNROLL
     for (int k = 1; k < R; k++) {
         const float other = y[k];
         value = i == (uint)k ? other : value;
@@ -267,11 +173,55 @@ template <int R> inline float decode_pick(thread const float *y, uint i) {
     return value;
 }
 
+/* The rows of decode_rows, times r, to out[row], or added to it: each by one lane. */
+template <int COLS, int R, bool ADD>
+inline void decode_rows_out(quantised m, uint first, uint rows, float r,
+                            threadgroup const float4 *x, threadgroup const float *sums, uint lane,
+                            device float *out) {
+    float y[R];
+    decode_rows<COLS, R>(m, first, rows, x, sums, lane, y);
+    const uint mine = decode_lane_part<COLS>(lane);
+    const uint row = first + mine * DECODE_WAVE_ROWS(COLS);
+    if (mine < R && row < rows) {
+        const float value = decode_pick<R>(y, mine) * r;
+        out[row] = ADD ? out[row] + value : value;
+    }
+}
+
+/* The same of two matrices that are used in pairs: silu(gate x) * up x. r: decode_stage_norm's, or
+ * 1. */
+template <int COLS, int R>
+inline void decode_pairs(quantised gate, quantised up, uint first, uint rows, float r,
+                         threadgroup const float4 *x, threadgroup const float *sums, uint lane,
+                         thread float *y) {
+    enum { CHUNKS = DECODE_CHUNKS(COLS), LANES = 32 / DECODE_WAVE_ROWS(COLS) };
+    uint place[R];
+    float u[R];
+    decode_places<COLS, R>(first, rows, lane, place);
+    UNROLL
+    for (int i = 0; i < R; i++) y[i] = u[i] = 0.0f;
+    UNROLL
+    for (int step = 0; step < CHUNKS / LANES; step++) {
+        const uint at = decode_lane_part<COLS>(lane) + step * LANES;
+        const decode_codes<R> c = decode_fetch<R>(gate, place);
+        const decode_codes<R> d = decode_fetch<R>(up, place);
+        decode_multiply<CHUNKS, R>(c, at, x, sums, y);
+        decode_multiply<CHUNKS, R>(d, at, x, sums, u);
+        UNROLL
+        for (int i = 0; i < R; i++) place[i] += LANES;
+    }
+    UNROLL
+    for (int i = 0; i < R; i++) {
+        const float g = lanes_sum<LANES>(y[i]) * r;
+        y[i] = silu(g) * (lanes_sum<LANES>(u[i]) * r);
+    }
+}
+
 /* ---- rows of 8 bits -------------------------------------------------------------------------- */
 
 /* One row of 8-bit codes times the staged vector; lanes take 16 codes each. */
 template <int COLS>
-inline float decode_byte_row(decode_matrix m, uint row, threadgroup const float4 *x,
+inline float decode_byte_row(quantised m, uint row, threadgroup const float4 *x,
                              threadgroup const float *sums, uint lane) {
     enum { HALVES = COLS / 16, LANES = HALVES < 32 ? HALVES : 32, CHUNKS = COLS / 32 };
     float y = 0.0f;
@@ -280,7 +230,7 @@ inline float decode_byte_row(decode_matrix m, uint row, threadgroup const float4
         const uint group = (row * HALVES + at) / 4;
         const uint odd = at % 2;
         float dot = 0.0f;
-        DECODE_UNROLL
+        UNROLL
         for (int part = 0; part < 4; part++) {
             /* The staged factors 16^-e become 256^-(e % 4). */
             const float4 factor =
@@ -291,10 +241,10 @@ inline float decode_byte_row(decode_matrix m, uint row, threadgroup const float4
             dot = fma((float)(w[part] & 0xff0000u), v.z, dot);
             dot = fma((float)(w[part] & 0xff000000u), v.w, dot);
         }
-        y = fma(decode_bf16(m.scales[group]), dot, y);
-        if (odd == 0) y = fma(decode_bf16(m.biases[group]), sums[at / 2], y);
+        y = fma(bf16_value(m.scales[group]), dot, y);
+        if (odd == 0) y = fma(bf16_value(m.biases[group]), sums[at / 2], y);
     }
-    return decode_lanes_sum<LANES>(y);
+    return lanes_sum<LANES>(y);
 }
 
 #endif
