@@ -131,7 +131,7 @@ metal metal-full:
 fuzz: $(FUZZ)
 	@tests/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ)
 format:
-	clang-format -i $$(git ls-files '*.c' '*.h')
+	clang-format -i $$(git ls-files '*.c' '*.h' 'src/*.metal')
 clean:
 	rm -rf build
 

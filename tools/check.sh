@@ -29,7 +29,18 @@ format() {
         echo "skipped: needs clang-format 14, found $($tool --version)"
         return 0
     fi
-    git ls-files '*.c' '*.h' | xargs $tool --dry-run -Werror
+    git ls-files '*.c' '*.h' 'src/*.metal' | xargs $tool --dry-run -Werror
+}
+
+# The five lines with which every Metal kernel file begins.
+kernel_heads() {
+    git ls-files 'src/*.metal' | xargs awk '
+        BEGIN {split("Mathematics Layout Threads Fused Bytes", word)}
+        FNR > 5 {next}
+        index($0, (FNR == 1 ? "/* " : " * ") word[FNR] ": ") != 1 || (FNR == 5) != / \*\/$/ {
+            print FILENAME ":" FNR ": found another line, expected one of " word[FNR]; bad = 1
+        }
+        END {exit bad}'
 }
 
 # No file much over a thousand lines.
@@ -58,6 +69,7 @@ fuzzers() {
 }
 
 step format format
+step "heads of kernels" kernel_heads
 step lengths lengths
 step "layer rules" tools/layers.sh
 step "no environment variables" no_environment
