@@ -9,6 +9,10 @@ import pytest
 MISSING = [t for t in ("clang++-19", "addr2line") if shutil.which(t) is None]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--foreign", help="folder of public repositories with kernels")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if MISSING:
         for item in items:

@@ -65,7 +65,8 @@ REFUSED = {
     "two types in max": (KERNEL + "a[i] = max(a[i], 0); }", "ambiguous in Metal"),
     "two integers in min": (KERNEL + "a[i] = float(min(i, 3)); }", "ambiguous in Metal"),
     "two types in clamp": (KERNEL + "a[i] = clamp(a[i], 0, 1); }", "ambiguous in Metal"),
-    "two types in fma": (KERNEL + "a[i] = fma(a[i], 2, 1.0f); }", "ambiguous in Metal"),
+    "two types in fma": (KERNEL + "a[i] = fma(a[i], 2.0h, 1.0f); }", "ambiguous in Metal"),
+    "integers in fmax": (KERNEL + "a[i] = fmax(i, 2); }", "ambiguous in Metal"),
     "math on bfloat": (KERNEL + "a[i] = float(exp(bfloat(a[i]))); }", "float or half"),
     "sum of 64 bits": (KERNEL + "a[i] = float(simd_sum((ulong)i)); }", "up to 32 bits"),
     "sum of bytes": (KERNEL + "a[i] = float(simd_sum((uchar)i)); }", "reductions take"),
@@ -137,6 +138,7 @@ kernel void f(device float *a [[buffer(0)]], constant Pair &p [[buffer(1)]],
     thread float4 *q = 0;
     float4 v = max(float4(first(a)), 0.0f);
     a[i.x] = product(mine, v) * float(below(2) * sizeof(float)) + *(device float *)a + 1.e-3f;
+    a[i.y] = pow(v.x, 2) + fma(v.y, 2, 1.0f) + fmax(3, v.z);
     if (q) t[0] = clamp(v, 0.0f, 1.0f).x * TABLE[1] & 1 ? 2.0h : half(3);
 }
 """

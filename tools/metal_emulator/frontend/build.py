@@ -23,6 +23,8 @@ CLANG = "clang++-19"
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT.parent.parent / "build" / "metal_emulator" / "cache"
 _MARCH = "-march=x86-64-v3"
+# Begins a text that somebody else wrote, by other rules: no lint, and buffers without an index.
+FOREIGN = "#pragma msl_foreign\n"
 
 _COMMON = [
     _MARCH, "-fPIC", "-fvisibility=hidden", "-fconvergent-functions",
@@ -83,7 +85,7 @@ def preprocess(source: str, options: Options) -> str:
 def translate(source: str, options: Options) -> str:
     """C++ text ready for clang."""
     preprocessed = preprocess(source, options)
-    text = rewrite(preprocessed, _language(source, options))
+    text = rewrite(preprocessed, None if source.startswith(FOREIGN) else _language(source, options))
     headers = ["metal_shim"]
     # Left in the text by the headers of shim/include that go beyond metal_stdlib.
     headers += [h for h in ("tensor", "matmul") if f"#pragma msl_{h}\n" in preprocessed]

@@ -61,7 +61,7 @@ class Module:
 
 
 class Rewriter:
-    def __init__(self, preprocessed: str, language: int) -> None:
+    def __init__(self, preprocessed: str, language: int | None) -> None:
         self.language = language
         self.t = TokenList(preprocessed)
         self.module = Module()
@@ -69,7 +69,8 @@ class Rewriter:
         self.done: set[int] = set()  # attributes already dealt with, by their first token
 
     def run(self) -> str:
-        lint(self.t, self.language)
+        if self.language is not None:
+            lint(self.t, self.language)
         self.types |= names.aliases(self.t)
         self._instantiations()
         self._kernels()
@@ -109,10 +110,10 @@ class Rewriter:
                 j = t.close(j) + 1 if t.text(j) == "[[" else j + 1
             if t.text(j) == "decltype":
                 j = t.close(j + 1) + 1
-            elif t.text(j) == "void":
-                j += 1
+            elif t.kind(j) == "name" and t.kind(j + 1) == "name":
+                j += 1  # void, or the name of a function's type
             else:
-                raise t.error(j, f"instantiation of '{host}': expected void or decltype(...)")
+                raise t.error(j, f"instantiation of '{host}': expected the type of a function")
             first = j
             if t.text(j + 1) != "<":
                 raise t.error(j, f"instantiation of '{host}': expected template arguments")
@@ -159,6 +160,7 @@ class Rewriter:
         if name in self.module.kernels:
             raise t.error(i, f"kernel {name} is defined twice")
         parameters = [self._parameter(a, b) for a, b in self._split(i + 3, close)]
+        self._number_bindings(parameters)
         self.module.kernels[name] = Kernel(
             name, parameters, limit or "0", (body, t.close(body))
         )
@@ -208,9 +210,20 @@ class Rewriter:
             i += 1
         return parts + [(start, close - 1)] if start < close else parts
 
+    def _number_bindings(self, parameters: list[Parameter]) -> None:
+        """Texts of others leave indices out: then a buffer takes the lowest free one."""
+        used = {p.index for p in parameters if p.kind in ("device_argument", "constant_argument")}
+        for p in parameters:
+            if p.index == "":
+                p.index = next(n for n in map(str, range(32)) if n not in used)
+                used.add(p.index)
+
     def _parameter(self, first: int, last: int) -> Parameter:
         t = self.t
         at = next((i for i in range(first, last + 1) if t.text(i) == "[["), None)
+        if at is None and self.language is None:
+            words = [t.text(i) for i in range(first, last + 1)]
+            return self._bound(first, "buffer", "", t.text(last), words)
         if at is None:
             raise t.error(first, f"parameter '{t.joined(first, last)}' has no [[attribute]]")
         text, end = self._attribute(at)
@@ -285,8 +298,11 @@ class Rewriter:
         for i in range(len(self.t)):
             if self.t.text(i) != "[[" or i in self.done:
                 continue
-            text, _ = self._attribute(i)
-            if text.split(" ")[0] not in _KEPT_ATTRIBUTES:
+            text, end = self._attribute(i)
+            word = text.split(" ")[0]
+            if self.language is None and word in _BUILTINS | {"buffer", "threadgroup"}:
+                self.t.erase(i, end)  # others repeat them where they mean nothing
+            elif word not in _KEPT_ATTRIBUTES:
                 raise self.t.error(i, f"attribute [[{text}]] is not modelled")
 
     # ---- the word threadgroup: each one is a storage class, a pointer's, or an error
@@ -422,6 +438,6 @@ class Rewriter:
         return "\n".join(lines + ["#endif", ""])
 
 
-def rewrite(preprocessed: str, language: int) -> str:
-    """C++ text of the preprocessed MSL text; raises MslError."""
+def rewrite(preprocessed: str, language: int | None) -> str:
+    """C++ text of the preprocessed MSL text; raises MslError. No language: no lint."""
     return Rewriter(preprocessed, language).run()

@@ -11,6 +11,22 @@ template <class T, class U> constexpr void require_alike() {
                   "ambiguous in Metal: arguments of different types");
     static_assert(!is_same_v<element_t<T>, bfloat>, "Metal has no math for bfloat: use float");
 }
+// The type of a function that Metal has for float and half only: integers become what the other
+// arguments are.
+template <class T> struct Floating {
+    template <class U> static constexpr auto with() {
+        if constexpr (is_integral_v<T>)
+            return Floating<U>{};
+        else if constexpr (is_integral_v<U>)
+            return Floating<T>{};
+        else
+            return require_alike<T, U>(), Floating<T>{};
+    }
+    using type = T;
+};
+template <class T, class U, class V = T>
+using floating_t =
+    typename decltype(decltype(Floating<T>::template with<U>())::template with<V>())::type;
 } // namespace detail
 
 #define MSL_UNARY(name, expression)                                                                \
@@ -66,12 +82,21 @@ MSL_UNARY_SET
 // A NaN loses against a number.
 MSL_BINARY(min, x != x ? y : y < x ? y : x)
 MSL_BINARY(max, x != x ? y : x < y ? y : x)
-MSL_BINARY(fmin, x != x ? y : y < x ? y : x)
-MSL_BINARY(fmax, x != x ? y : x < y ? y : x)
-MSL_BINARY(pow, __builtin_powf((float)x, (float)y))
-MSL_BINARY(fmod, __builtin_fmodf((float)x, (float)y))
-MSL_BINARY(copysign, __builtin_copysignf((float)x, (float)y))
-MSL_BINARY(step, y < x ? (T)0 : (T)1)
+#define MSL_FLOATING(name, expression)                                                             \
+    namespace detail {                                                                             \
+    MSL_BINARY(name, expression)                                                                   \
+    }                                                                                              \
+    template <class A, class B, class T = detail::floating_t<A, B>> inline T name(A x, B y) {      \
+        static_assert(!is_integral_v<T>, "ambiguous in Metal: no argument of floating point");     \
+        return detail::name((T)x, (T)y);                                                           \
+    }
+MSL_FLOATING(fmin, x != x ? y : y < x ? y : x)
+MSL_FLOATING(fmax, x != x ? y : x < y ? y : x)
+MSL_FLOATING(pow, __builtin_powf((float)x, (float)y))
+MSL_FLOATING(fmod, __builtin_fmodf((float)x, (float)y))
+MSL_FLOATING(copysign, __builtin_copysignf((float)x, (float)y))
+MSL_FLOATING(step, y < x ? (T)0 : (T)1)
+#undef MSL_FLOATING
 #undef MSL_BINARY
 
 template <class T> inline T abs(T a) {
@@ -85,13 +110,16 @@ template <class T> inline T abs(T a) {
 template <class T, class U, class V> inline T clamp(T x, U low, V high) {
     return min(max(x, low), high);
 }
+template <class T> inline T sign(T x) {
+    return x > (T)0 ? (T)1 : x < (T)0 ? (T)-1 : x == x ? x : (T)0; // keeps the sign of zero
+}
 template <class T> inline T saturate(T x) {
     return clamp(x, (T)0, (T)1);
 }
-template <class T, class U, class V> inline T fma(T a, U second, V third) {
-    detail::require_alike<T, U>();
-    detail::require_alike<T, V>();
-    T b = (T)second, c = (T)third;
+template <class A, class B, class C, class T = detail::floating_t<A, B, C>>
+inline T fma(A first, B second, C third) {
+    static_assert(!is_integral_v<T>, "ambiguous in Metal: no argument of floating point");
+    T a = (T)first, b = (T)second, c = (T)third;
     if constexpr (detail::count_v < T >> 1) {
         using E = detail::element_t<T>;
         for (int i = 0; i < detail::count_v<T>; i++) a[i] = fma((E)a[i], (E)b[i], (E)c[i]);
@@ -100,9 +128,9 @@ template <class T, class U, class V> inline T fma(T a, U second, V third) {
         return (T)__builtin_fmaf((float)a, (float)b, (float)c);
     }
 }
-template <class T, class U, class V> inline T mix(T a, U b, V t) {
-    detail::require_alike<T, U>();
-    detail::require_alike<T, V>();
+template <class A, class B, class C, class T = detail::floating_t<A, B, C>>
+inline T mix(A first, B second, C third) {
+    T a = (T)first, b = (T)second, t = (T)third;
     return a + (b - a) * t;
 }
 template <class T, int N> inline T dot(vec<T, N> a, vec<T, N> b) {

@@ -204,7 +204,7 @@ template <matmul2d_descriptor D, class Scope> class matmul2d {
         constexpr unsigned threads = 32 * simdgroups;
         const void *site = MSL_SITE;
         int k = D.k;
-        if constexpr (D.k == dynamic_length_v<int>) k = (int)left.extent(D.transpose_left ? 1 : 0);
+        if constexpr (D.k < 0) k = (int)left.extent(D.transpose_left ? 1 : 0);
 #ifdef MSL_CHECKED
         detail::touch_reads<threads>(left, D.transpose_left ? D.m : k, D.transpose_left ? k : D.m,
                                      site);

@@ -18,6 +18,7 @@ typedef __bf16 bfloat;
 #define FLT_MIN     1.17549435e-38F
 #define MAXFLOAT    FLT_MAX
 #define HALF_MAX    ((half)65504.0f)
+#define MAXHALF     HALF_MAX
 #define INFINITY    __builtin_inff()
 #define NAN         __builtin_nanf("")
 #define M_PI_F      3.14159265358979323846f
@@ -193,6 +194,9 @@ template <class T, int C, int R> struct matrix {
     matrix() = default;
     template <class... V> explicit matrix(vec<T, R> first, V... rest) : columns{first, rest...} {
         static_assert(sizeof...(V) + 1 == C, "a matrix takes one vector for each column");
+    }
+    template <class U> explicit matrix(const matrix<U, C, R> &other) {
+        for (int i = 0; i < C; i++) columns[i] = detail::make<vec<T, R>>(other[i]);
     }
     vec<T, R> &operator[](int i) { return columns[i]; }
     const vec<T, R> &operator[](int i) const { return columns[i]; }
