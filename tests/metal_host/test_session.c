@@ -1,8 +1,12 @@
 /* Sessions on the emulated device: sampling there with two steps in flight, going back, saving and
  * restoring, several sessions in a step, any cut of a prompt. What must be equal is compared bit by
  * bit. */
-#include "backend/ref/ref.h"
+#include "backend/metal/metal.h"
 #include "harness.h"
+
+/* As in backend/ref/ref.h, whose structs have the names of this backend's. */
+int32_t ref_sample(const struct backend_sampling *p, uint64_t pick, const float *logits,
+                   const int32_t *counts, const uint32_t *sampled, int32_t n, float *x);
 
 enum { PROMPT = 70, CONTEXT = 512 };
 static int32_t prompt[PROMPT];
@@ -221,6 +225,39 @@ static void sessions_of_one_step_do_not_meet(void **state) {
     bench_close(&x);
 }
 
+/* More than one command buffer holds. */
+static void ten_sessions_in_a_step(void **state) {
+    (void)state;
+    enum { SESSIONS = METAL_SLOTS + 2 };
+    struct backend_options o = {.threads = 1, .max_sessions = SESSIONS, .max_context = 64};
+    struct bench x = bench_open(&backend_metal, w, &o);
+    struct backend_session *s[SESSIONS] = {x.s};
+    struct decode_slot slots[SESSIONS];
+    struct decode_result r[SESSIONS];
+    float *all = calloc(SESSIONS * (size_t)vocab, sizeof *all);
+    lily_err err;
+    for (int32_t i = 0; i < SESSIONS; i++) {
+        if (i > 0) ok(x.b->session_new(x.m, 64, &s[i], &err), &err);
+        slots[i] =
+            (struct decode_slot){.session = s[i], .token = 10 + i, .logits = all + i * vocab};
+    }
+    for (int step = 0; step < 2; step++) { /* two in flight */
+        ok(x.b->decode_submit(x.m, slots, SESSIONS, &err), &err);
+    }
+    assert_int_equal(x.m->flight[0].commands, 2);
+    for (int step = 0; step < 2; step++) ok(x.b->decode_wait(x.m, r, SESSIONS, &err), &err);
+    for (int32_t i = 0; i < SESSIONS; i++) {
+        assert_true(r[i].finite);
+        x.b->reset(x.s);
+        bench_step(&x, 10 + i, NULL, 0, one);
+        bench_step(&x, 10 + i, NULL, 0, one);
+        equal(one, all + (size_t)i * (size_t)vocab, "one of ten");
+    }
+    for (int32_t i = 1; i < SESSIONS; i++) x.b->session_free(s[i]);
+    free(all);
+    bench_close(&x);
+}
+
 static void any_cut_of_a_prompt_gives_the_same(void **state) {
     (void)state;
     static const int32_t cuts[] = {64, 1, 33, 8};
@@ -288,6 +325,7 @@ int main(void) {
         cmocka_unit_test(a_token_taken_back_leaves_no_trace),
         cmocka_unit_test(saved_states_and_rows_restore_exactly),
         cmocka_unit_test(sessions_of_one_step_do_not_meet),
+        cmocka_unit_test(ten_sessions_in_a_step),
         cmocka_unit_test(any_cut_of_a_prompt_gives_the_same),
         cmocka_unit_test(logits_of_every_row),
         cmocka_unit_test(wrong_calls_are_refused),

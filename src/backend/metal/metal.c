@@ -106,11 +106,13 @@ static int choose_layout(struct backend_model *m, lily_err *err) {
 }
 
 static int new_flights(struct backend_model *m, lily_err *err) {
-    size_t n = (size_t)m->options.max_sessions;
+    size_t n = (size_t)m->options.max_sessions, commands = (n + METAL_SLOTS - 1) / METAL_SLOTS;
     m->taken = calloc(n, sizeof *m->taken);
     for (int32_t i = 0; i < METAL_FLIGHTS; i++) {
-        m->flight[i].slot = calloc(n, sizeof *m->flight[i].slot);
-        if (!m->flight[i].slot) return ERR_NOMEM(err, "Metal backend");
+        struct metal_flight *f = &m->flight[i];
+        f->slot = calloc(n, sizeof *f->slot);
+        f->command = calloc(commands, sizeof *f->command);
+        if (!f->slot || !f->command) return ERR_NOMEM(err, "Metal backend");
     }
     return m->taken ? LILY_OK : ERR_NOMEM(err, "Metal backend");
 }
@@ -156,7 +158,10 @@ static void metal_close(struct backend_model *m) {
     buffers_free(&m->buffers);
     graph_free(m->graph);
     layout_free(&m->layout);
-    for (int32_t i = 0; i < METAL_FLIGHTS; i++) free(m->flight[i].slot);
+    for (int32_t i = 0; i < METAL_FLIGHTS; i++) {
+        free(m->flight[i].slot);
+        free(m->flight[i].command);
+    }
     free(m->taken);
     metal_device_close(&m->device);
     objc_autoreleasePoolPop(pool);

@@ -27,11 +27,13 @@
 #include "backend/metal/layout.h"
 #include "backend/metal/prefill_graph.h"
 
-enum { METAL_FLIGHTS = 2 };
+enum { METAL_FLIGHTS = 2, METAL_SLOTS = 8 };
 
-/* A submitted step of one or more slots; slots run one after another in one command buffer. */
+/* A submitted step of one or more slots, which run one after another, METAL_SLOTS of them in a
+ * command buffer: so that it stays bounded in time for any number of sessions. */
 struct metal_flight {
-    struct metal_command command;
+    struct metal_command *command; /* [commands], room for all sessions' */
+    int32_t commands;
     int32_t n;
     int32_t set; /* 0 or 1: which results and logits it writes */
     struct metal_flight_slot {

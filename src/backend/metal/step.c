@@ -122,7 +122,7 @@ static int encode_slot(struct backend_model *m, const struct metal_flight *f,
         rc = metal_trace_run(m, &r.session, 1, false, f->set, err);
     } else {
         metal_encode(&m->device, m->graph, 0, m->graph->dispatches, m->buffers.buffer,
-                     f->command.buffer);
+                     f->command[f->commands - 1].buffer);
     }
     s->position++;
     s->kv_rows = s->position; /* later rows, if any, belonged to another continuation */
@@ -133,19 +133,29 @@ static int encode_slot(struct backend_model *m, const struct metal_flight *f,
     return rc;
 }
 
+/* Closes the command buffer of the slots so far and opens the next one. */
+static int next_command(struct backend_model *m, struct metal_flight *f, lily_err *err) {
+    if (f->commands > 0) metal_command_commit(&f->command[f->commands - 1]);
+    int rc = metal_command_begin(&m->device, "decode", &f->command[f->commands], err);
+    if (rc == LILY_OK) f->commands++;
+    return rc;
+}
+
 static int submit(struct backend_model *m, const struct decode_slot *slots, int32_t n,
                   lily_err *err) {
     struct metal_flight *f = &m->flight[m->flights];
-    int rc = metal_command_begin(&m->device, "decode", &f->command, err);
-    if (rc != LILY_OK) return rc;
+    int rc = LILY_OK;
     f->n = n;
+    f->commands = 0;
     f->set = m->next_set;
     for (int32_t i = 0; i < n && rc == LILY_OK; i++) {
+        if (i % METAL_SLOTS == 0) rc = next_command(m, f, err);
+        if (rc != LILY_OK) break;
         f->slot[i] = (struct metal_flight_slot){slots[i].session, slots[i].logits,
                                                 slots[i].sampling != NULL};
         rc = encode_slot(m, f, &slots[i], err);
     }
-    metal_command_commit(&f->command); /* also what is left of a failed recording */
+    if (f->commands > 0) metal_command_commit(&f->command[f->commands - 1]);
     m->flights++;
     m->next_set = 1 - m->next_set;
     if (rc != LILY_OK) metal_drain(m);
@@ -177,12 +187,22 @@ static struct decode_result read_result(const struct backend_model *m, const str
                                   .finite = result[1] != 0};
 }
 
+/* Waits for all command buffers of a step; the first error counts. */
+static int wait_flight(struct metal_flight *f, lily_err *err) {
+    int rc = LILY_OK;
+    double seconds;
+    for (int32_t i = 0; i < f->commands; i++) {
+        int one = metal_command_wait(&f->command[i], &seconds, rc == LILY_OK ? err : NULL);
+        if (rc == LILY_OK) rc = one;
+    }
+    return rc;
+}
+
 /* Ends the oldest step; results NULL: they are dropped. */
 static int end_oldest(struct backend_model *m, struct decode_result *results, lily_err *err) {
     struct metal_flight oldest = m->flight[0];
-    double seconds;
     bool spoilt = m->failed;
-    int rc = metal_command_wait(&oldest.command, &seconds, err);
+    int rc = wait_flight(&oldest, err);
     if (rc == LILY_OK && spoilt) {
         rc = ERR(err, LILY_EBACKEND,
                  "Metal: found a step that followed one with an error of the GPU, expected none; "
