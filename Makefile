@@ -90,11 +90,12 @@ FUZZ  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.
 
 # Objects of tests are kept, so that a second run compiles nothing.
 .SECONDARY:
-.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal metal-full metal-emulator cuda-emulator
+.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal metal-full metal-emulator cuda-emulator release
 help:
 	@echo "make demo   install what is missing, build, answer a prompt with the embedded stand-in"
 	@echo "make test   install what is missing, build, run all tests"
 	@echo "make all    build $(BUILD)/lily"
+	@echo "make release  the same with CUDA machine code for every card from 8.0 on, build/release-all"
 	@echo "make core   build $(BUILD)/lily-core: engine, bench and eval, libraries linked in"
 	@echo "make check  format, warnings with gcc and clang, static analysis, layers, sanitizers, fuzzers,"
 	@echo "            the Metal emulator's own tests"
@@ -158,12 +159,12 @@ $(BUILD)/tests/%: $(BUILD)/tests/unit/%.c.o $(BUILD)/liblily.a
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
 # The CUDA backend's checks: on a card (tests/cuda/run.sh; libraries linked in, so that it can be
 # carried there), and with the portable kernels on this processor.
-CUDA_CHECK := $(call OBJ,tests/cuda/main.c tests/cuda/checks.c)
+CUDA_CHECK := $(call OBJ,tests/cuda/main.c tests/cuda/checks.c tests/cuda/profile.c)
 $(BUILD)/cuda-check: $(CUDA_CHECK) $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(STATIC) -lpthread -lm -ldl
 EMULATED := $(BUILD)/tests/cuda/emulated
-$(BUILD)/cuda-emulated: $(patsubst %,$(EMULATED)/%.o,main checks emulator $(filter portable_%,$(CUDA_FILES))) $(call OBJ,tests/cuda/emulator/table.c) $(BUILD)/liblily.a
+$(BUILD)/cuda-emulated: $(patsubst %,$(EMULATED)/%.o,main checks profile emulator $(filter portable_%,$(CUDA_FILES))) $(call OBJ,tests/cuda/emulator/table.c) $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -rdynamic -o $@ $^ $(STATIC) -lpthread -lm -ldl
 $(EMULATED)/%.o: tests/cuda/%.c tests/cuda/check.h
@@ -177,8 +178,16 @@ $(EMULATED)/portable_%.o: src/backend/cuda/kernels/portable_%.cu $(wildcard src/
 	@echo "  CXX  $< (emulated)"
 	$(Q)tests/cuda/emulator/kernels.sh mini portable_$* >$(@:.o=.cpp)
 	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $(@:.o=.cpp)
+ifeq ($(OS)$(ARCH),Linuxx86_64)
 cuda-emulator: $(BUILD)/cuda-emulated
 	@$(BUILD)/cuda-emulated
+else
+cuda-emulator:
+	@echo "skipped: the CUDA emulator switches fibers in x86-64 code for Linux"
+endif
+# Machine code for every card from 8.0 on instead of PTX that a driver compiles at the first start.
+release:
+	@$(MAKE) --no-print-directory BUILD=build/release-all CUDA_TARGETS="80 86 89 90a 100 120 ptx80" all core
 # Fuzzers need clang and their own build: make CC=clang SAN=fuzzer-no-link,address BUILD=build/fuzz fuzz
 $(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.c.o $(BUILD)/liblily.a
 	@mkdir -p $(@D)

@@ -79,6 +79,7 @@ step "static analysis" static_analysis
 step "address and undefined sanitizers" sanitized gcc address,undefined build/asan
 step "thread sanitizer" sanitized clang thread build/tsan
 step fuzzers fuzzers
+step "cuda kernels, emulated" $make cuda-emulator
 step "metal emulator" $make metal-emulator
 step "metal host" $make metal
 

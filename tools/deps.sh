@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs what is missing, saying what and why. Arguments name what for:
 #   build   compiler and libraries of the program        (make demo)
-#   test    cmocka and a Python environment in .venv     (make test)
+#   test    cmocka and a Python environment in .venv, on Linux with nvcc where the machine has none
+#           (make test)
 #   check   clang, formatter, static analysis, fuzzing   (make check)
 # Debian and Ubuntu through apt-get, macOS through brew. Installs nothing that is already there.
 set -eu
@@ -62,6 +63,20 @@ clang_runtime_present() {
     has_command clang && [ -e "$(clang -print-file-name=libclang_rt.fuzzer-x86_64.a)" ]
 }
 
+# nvcc compiles the CUDA kernels; without one they are left out and the rest is tested.
+want_nvcc() {
+    [ "$(uname -s)" = Linux ] || return 0
+    if has_command nvcc || [ -x /usr/local/cuda/bin/nvcc ]; then return 0; fi
+    cmp -s tests/cuda/requirements.txt .venv/requirements-cuda.txt && return 0
+    echo "missing: nvcc (CUDA kernels); installing it into .venv, 101 MB"
+    if .venv/bin/pip install -q --disable-pip-version-check --no-deps \
+        -r tests/cuda/requirements.txt; then
+        cp tests/cuda/requirements.txt .venv/requirements-cuda.txt
+    else
+        echo "no nvcc to be had here: the CUDA backend is left out" >&2
+    fi
+}
+
 for what in "${@:-build}"; do "for_$what"; done
 
 if [ -n "$missing" ]; then
@@ -94,5 +109,6 @@ case " $* " in
         .venv/bin/pip install -q --disable-pip-version-check -r tests/requirements.txt
         cp tests/requirements.txt .venv/requirements.txt
     fi
+    want_nvcc
     ;;
 esac
