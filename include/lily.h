@@ -18,7 +18,9 @@
  * tokens with its state. The caller always hands over the full prompt; the session re-reads only
  * what it has not read. Functions return 0 or a negative LILY_E* code (lily_error.h). One thread
  * at a time may call into an engine and its sessions, except for lily_cancel and for functions that
- * take a const engine (text, info, defaults): those run beside it. Strings are UTF-8. */
+ * take a const engine (text, info, defaults): those run beside it. So do callbacks: work on any
+ * session of the engine is refused from there (LILY_EBUSY), and lily_session_reset only cancels.
+ * Strings are UTF-8. */
 #ifndef LILY_H
 #define LILY_H
 
@@ -60,6 +62,7 @@ typedef struct lily_engine_info {
     const char *model_name; /* "qwen3.6-35b-a3b" or "mini" */
     const char *model_path;
     const char *model_kind; /* "MLX 4-bit folder", "packed file", "embedded", ... */
+    const char *checkpoint; /* 64 hex digits that name its contents */
     const char *backend;
     const char *device; /* "AMD EPYC, 2 threads" */
     const char *reason; /* why this backend */

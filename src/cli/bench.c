@@ -9,6 +9,7 @@
 #include "cli/measure.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "cli/report.h"
 
 struct bench_options {
     struct model_options model;
@@ -120,14 +121,17 @@ static int add_json_row(const struct bench_options *o, struct bench_work *w,
     snprintf(digest, sizeof digest, "%016llx", (unsigned long long)row->digest);
     json_t *runs = json_array();
     for (int32_t i = 0; i < o->repeats; i++) json_array_append_new(runs, json_real(w->rates[i]));
-    json_t *item = json_pack(
-        "{s:s, s:i, s:i, s:f, s:f, s:o, s:o, s:o, s:s, s:b, s:o, s:s, s:i, s:s, s:s}", "test",
-        row->prefill ? "prefill" : "decode", "n", (int)row->n, "depth", (int)row->depth, "tok_s",
-        row->tok_s, "spread", row->spread, "gb_s", real_or_null(row->gb_s), "fraction_of_bound",
-        real_or_null(row->fraction), "bound_gb_s",
-        real_or_null(w->bound > 0 ? w->bound * 1e-9 : NAN), "digest", digest, "digest_repeats",
-        (int)row->repeated, "runs_tok_s", runs, "model", w->info.model_name, "layers",
-        (int)w->info.layers, "backend", w->info.backend, "device", w->info.device);
+    json_t *item =
+        json_pack("{s:s, s:i, s:i, s:f, s:f, s:o, s:o, s:o, s:s, s:b, s:o, s:s, s:i, s:s, s:s, "
+                  "s:s, s:s, s:I}",
+                  "test", row->prefill ? "prefill" : "decode", "n", (int)row->n, "depth",
+                  (int)row->depth, "tok_s", row->tok_s, "spread", row->spread, "gb_s",
+                  real_or_null(row->gb_s), "fraction_of_bound", real_or_null(row->fraction),
+                  "bound_gb_s", real_or_null(w->bound > 0 ? w->bound * 1e-9 : NAN), "digest",
+                  digest, "digest_repeats", (int)row->repeated, "runs_tok_s", runs, "model",
+                  w->info.model_name, "layers", (int)w->info.layers, "backend", w->info.backend,
+                  "device", w->info.device, "checkpoint", w->info.checkpoint, "checkpoint_kind",
+                  w->info.model_kind, "weight_bytes", (json_int_t)w->info.weight_bytes);
     return json_array_append_new(w->rows, item) ? ERR_NOMEM(err, "bench rows") : LILY_OK;
 }
 
@@ -227,45 +231,115 @@ static int bench(const struct bench_options *o, struct bench_work *w, lily_err *
     return rc;
 }
 
+/* ---- the command ----------------------------------------------------------------------------- */
+
+/* What the command line said beside the grid. */
+struct bench_words {
+    bool prompts, decodes, depths, repeats; /* given */
+    const char *report, *note;
+    bool quick;
+    int32_t minutes;
+    float bandwidth;
+    bool minutes_given, bandwidth_given;
+};
+
+static void drop_zeros(struct int_list *list) {
+    size_t n = 0;
+    for (size_t i = 0; i < list->n; i++) {
+        if (list->items[i]) list->items[n++] = list->items[i];
+    }
+    list->n = n;
+}
+
+/* Ascending, each once. */
+static void merge_sizes(struct int_list *into, const struct int_list *from) {
+    for (size_t i = 0; i < from->n && into->n < OPTION_LIST_MAX; i++) {
+        size_t at = 0;
+        while (at < into->n && into->items[at] < from->items[i]) at++;
+        if (at < into->n && into->items[at] == from->items[i]) continue;
+        memmove(&into->items[at + 1], &into->items[at], (into->n - at) * sizeof into->items[0]);
+        into->items[at] = from->items[i];
+        into->n++;
+    }
+}
+
+/* The grid of a report: its own, or what was asked for. */
+static int report(const struct bench_options *o, const struct bench_words *w) {
+    static const struct int_list all = {
+        .items = {256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072}, .n = 10};
+    static const struct int_list few = {.items = {512, 4096}, .n = 2};
+    struct report_options r = {.model = &o->model,
+                               .path = w->report,
+                               .tokens = o->decodes.n ? o->decodes.items[0] : 0,
+                               .repeats = w->repeats ? o->repeats
+                                          : w->quick ? 1
+                                                     : 3,
+                               .minutes = w->minutes,
+                               .bandwidth = w->bandwidth,
+                               .note = w->note};
+    if (o->model.context || o->model.json)
+        return usage_error("bench", "--report: found --%s beside it, which it chooses itself",
+                           o->model.json ? "json" : "ctx");
+    if (o->decodes.n != 1 || !r.tokens)
+        return usage_error("bench", "--report: found %d numbers of tokens to decode, expected one",
+                           (int)o->decodes.n);
+    if (w->prompts) merge_sizes(&r.sizes, &o->prompts);
+    if (w->depths) merge_sizes(&r.sizes, &o->depths);
+    if (!w->prompts && !w->depths) r.sizes = w->quick ? few : all;
+    if (!r.sizes.n) return usage_error("bench", "--report: found no length, expected some");
+    interrupt_catch();
+    return bench_report(&r);
+}
+
+static int grid(struct bench_options *o) {
+    struct bench_work w = {0};
+    lily_err err = {0};
+    if (!o->prompts.n && !o->decodes.n)
+        return usage_error("bench", "found neither a prompt nor tokens to decode");
+    interrupt_catch();
+    int rc = bench(o, &w, &err);
+    work_bar_end(&w.bar);
+    int status = rc ? fail(&err) : EXIT_OK;
+    if (!rc && o->model.json) status = print_json(json_incref(w.rows));
+    interrupt_session(NULL);
+    json_decref(w.rows);
+    free(w.rates);
+    free(w.ids);
+    lily_session_free(w.session);
+    lily_engine_close(w.engine);
+    return status;
+}
+
 int cmd_bench(int argc, char **argv) {
     struct bench_options o = {.model = MODEL_DEFAULTS,
                               .prompts = {.items = {512, 2048}, .n = 2},
                               .decodes = {.items = {64}, .n = 1},
                               .depths = {.items = {0, 4096}, .n = 2},
                               .repeats = 5};
+    struct bench_words w = {.minutes = 30};
     const struct option options[] = {
-        {.kind = OPTION_INTS,
-         .name = "prompt",
-         .letter = 'p',
-         .value = &o.prompts,
-         .arg = "N,...",
-         .help = "prompt lengths to read",
-         .min = 1,
-         .max = 1 << 20},
-        {.kind = OPTION_INTS,
-         .name = "decode",
-         .letter = 'n',
-         .value = &o.decodes,
-         .arg = "N,...",
-         .help = "numbers of tokens to decode",
-         .min = 1,
-         .max = 1 << 20},
-        {.kind = OPTION_INTS,
-         .name = "depth",
-         .letter = 'd',
-         .value = &o.depths,
-         .arg = "N,...",
-         .help = "tokens already in the context",
-         .min = 0,
-         .max = 1 << 20},
-        {.kind = OPTION_INT,
-         .name = "repeat",
-         .letter = 'r',
-         .value = &o.repeats,
-         .arg = "N",
-         .help = "runs per row, after one warm-up",
-         .min = 1,
-         .max = 1000},
+        OPT_GROUP("what is measured"),
+        {OPTION_INTS, "prompt", 'p', &o.prompts, "N,...",
+         "prompt lengths to read, 0: none (default: 512,2048; a report: 256 to 131072)", 0, 1 << 20,
+         &w.prompts},
+        {OPTION_INTS, "decode", 'n', &o.decodes, "N,...",
+         "numbers of tokens to decode, 0: none (default: 64)", 0, 1 << 20, &w.decodes},
+        {OPTION_INTS, "depth", 'd', &o.depths, "N,...",
+         "tokens already in the context (default: 0,4096; a report: 256 to 131072)", 0, 1 << 20,
+         &w.depths},
+        {OPTION_INT, "repeat", 'r', &o.repeats, "N",
+         "runs per row, after one warm-up (default: 5; a report: 3)", 1, 1000, &w.repeats},
+        OPT_GROUP("report"),
+        OPT(NAME, "report", 0, &w.report, "FILE",
+            "measure all lengths, each in a process of its own, and write one file with machine, "
+            "method and figures: JSON, or with the ending .md a table and the JSON"),
+        OPT_FLAG("quick", 0, &w.quick, "a report of 512 and 4096 tokens, one run each"),
+        OPT_GIVEN(INT, "minutes", &w.minutes, "N", 1, 10000, &w.minutes_given,
+                  "leave out rows of a report that would end later (default: 30)"),
+        OPT_GIVEN(REAL, "bandwidth", &w.bandwidth, "GB/S", 1, 100000, &w.bandwidth_given,
+                  "memory bandwidth of the machine as its maker states it, where none is measured"),
+        OPT(NAME, "note", 0, &w.note, "TEXT",
+            "put into the report: GPU cores, power, what ran beside"),
         MODEL_OPTIONS(&o.model),
         JSON_OPTION(&o.model.json),
     };
@@ -277,23 +351,19 @@ int cmd_bench(int argc, char **argv) {
                  "after the one before. The digest names the tokens and logits that came out: the "
                  "same build on the same machine repeats it. GB/s counts the weights and state "
                  "that a decoded token reads.",
-        .example = "lily bench -p 512,2048 -n 64 -d 0,4096 -r 5 --json",
+        .example = "lily bench -p 512,2048 -n 64 -d 0,4096 -r 5 --json\n"
+                   "  lily bench -m model.lily --report mac.md",
         USAGE_OPTIONS(options),
     };
     int status = options_parse(&usage, argc, argv, NULL, NULL);
     if (status != OPTIONS_GO_ON) return status;
-    struct bench_work w = {0};
-    lily_err err = {0};
-    interrupt_catch();
-    int rc = bench(&o, &w, &err);
-    work_bar_end(&w.bar);
-    status = rc ? fail(&err) : EXIT_OK;
-    if (!rc && o.model.json) status = print_json(json_incref(w.rows));
-    interrupt_session(NULL);
-    json_decref(w.rows);
-    free(w.rates);
-    free(w.ids);
-    lily_session_free(w.session);
-    lily_engine_close(w.engine);
-    return status;
+    if (!w.report && (w.quick || w.note || w.minutes_given || w.bandwidth_given))
+        return usage_error("bench", "--%s: has no effect without --report",
+                           w.quick           ? "quick"
+                           : w.note          ? "note"
+                           : w.minutes_given ? "minutes"
+                                             : "bandwidth");
+    drop_zeros(&o.prompts);
+    drop_zeros(&o.decodes);
+    return w.report ? report(&o, &w) : grid(&o);
 }

@@ -99,7 +99,7 @@ int cmd_doctor(int argc, char **argv) {
     };
     const struct usage usage = {
         .command = "doctor",
-        .summary = "this machine, its backends and memory, and whether the kernels are right",
+        .summary = "this machine, its backends, and a test of their kernels",
         .about =
             "Says which backends this program can use here and why, or why not. Then, for each "
             "that has a test of its own, runs every kernel at the model's shape and compares "

@@ -27,8 +27,9 @@ static const struct {
 static json_t *machine_json(void) {
     struct machine m;
     machine_read(&m);
-    return json_pack("{s:s, s:s, s:s, s:i, s:I, s:I}", "os", m.os, "arch", m.arch, "cpu", m.cpu,
-                     "cores", (int)m.cores, "memory_total_bytes", (json_int_t)m.memory_total,
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:I, s:I}", "model", m.model, "os", m.os,
+                     "os_version", m.os_version, "arch", m.arch, "cpu", m.cpu, "cores",
+                     (int)m.cores, "memory_total_bytes", (json_int_t)m.memory_total,
                      "memory_available_bytes", (json_int_t)m.memory_available);
 }
 

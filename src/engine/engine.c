@@ -316,6 +316,7 @@ void lily_engine_get_info(const lily_engine *e, lily_engine_info *out) {
         .model_name = e->weights->shape->name,
         .model_path = e->ckpt ? ckpt_path(e->ckpt) : "",
         .model_kind = e->ckpt ? ckpt_kind(e->ckpt) : "",
+        .checkpoint = e->ckpt ? ckpt_identity(e->ckpt) : "",
         .backend = e->backend->name,
         .device = e->device,
         .reason = e->reason,

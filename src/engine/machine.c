@@ -16,7 +16,16 @@
 
 #if defined(__APPLE__)
 
+static void read_text_of(const char *name, char *out, size_t n) {
+    if (sysctlbyname(name, out, &n, NULL, 0)) out[0] = 0;
+}
+
 static void read_system(struct machine *m) {
+    char version[32], build[32];
+    read_text_of("hw.model", m->model, sizeof m->model);
+    read_text_of("kern.osproductversion", version, sizeof version);
+    read_text_of("kern.osversion", build, sizeof build);
+    snprintf(m->os_version, sizeof m->os_version, "macOS %s (%s)", version, build);
     size_t n = sizeof m->cpu;
     if (sysctlbyname("machdep.cpu.brand_string", m->cpu, &n, NULL, 0)) m->cpu[0] = 0;
     n = sizeof m->memory_total;
@@ -85,6 +94,18 @@ static void read_memory(struct machine *m) {
     }
 }
 
+/* Product and distribution: files that say so in their first line, or in NAME="value". */
+static void read_names(struct machine *m) {
+    char release[4096];
+    read_text("/sys/class/dmi/id/product_name", m->model, sizeof m->model);
+    m->model[strcspn(m->model, "\n")] = 0;
+    const char *name =
+        strstr(read_text("/etc/os-release", release, sizeof release), "PRETTY_NAME=\"");
+    if (!name) return;
+    name += strlen("PRETTY_NAME=\"");
+    snprintf(m->os_version, sizeof m->os_version, "%.*s", (int)strcspn(name, "\"\n"), name);
+}
+
 static void read_system(struct machine *m) {
     char info[8192];
     read_text("/proc/cpuinfo", info, sizeof info);
@@ -94,6 +115,7 @@ static void read_system(struct machine *m) {
         m->cpu[0] = 0;
     }
     read_memory(m);
+    read_names(m);
 }
 
 #endif

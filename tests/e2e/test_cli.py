@@ -89,7 +89,12 @@ def test_unknown_option(lily, command):
     (["run", "--seed", "-1", "x"], ["--seed", "unsigned"]),
     (["run", "one", "two"], ['"two"', "quote"]),
     (["run", "--max-tokens"], ["--max-tokens", "expected a value"]),
-    (["bench", "-p", "0"], ["--prompt", "from 1"]),
+    (["bench", "-p", "0", "-n", "0"], ["neither"]),
+    (["bench", "--quick"], ["--quick", "--report"]),
+    (["bench", "--report", "x.md", "--ctx", "9"], ["--ctx"]),
+    (["bench", "--report", "x.md", "-n", "0"], ["tokens to decode"]),
+    (["doctor", "--no-selftest", "--backend", "cpu"], ["--no-selftest"]),
+    (["doctor", "-m", "x", "--model-shape", "mini"], ["--model-shape"]),
     (["bench", "-r", "0"], ["--repeat", "from 1"]),
     (["eval"], ["--text", "--ids"]),
     (["eval", "--text", "a", "--ids", "b"], ["--text", "--ids"]),
@@ -443,6 +448,59 @@ def test_bench_beyond_context(lily, standin):
     assert done.returncode == FAILED and done.stderr.startswith("lily: ")
 
 
+REPORT_WORDS = ["-p", "16,64", "-n", "4", "-r", "1", "--backend", "cpu", "--threads", "1"]
+
+
+def test_bench_report(lily, standin, tmp_path):
+    """Both forms hold the same document, and each row is that of a run of its own."""
+    path, table = tmp_path / "report.json", tmp_path / "report.md"
+    done = lily("bench", "-m", standin, *REPORT_WORDS, "--report", path, "--note", "two cores")
+    assert done.returncode == OK and str(path) in done.stdout
+    doc = json.loads(path.read_text())
+    assert doc["lily_report"] == 1 and doc["note"] == "two cores"
+    assert doc["program"]["version"] and doc["program"]["commit"]
+    assert doc["machine"]["cores"] > 0 and doc["machine"]["os_version"]
+    assert doc["run"]["backend"] == "cpu" and doc["run"]["layers"] == 8
+    assert re.fullmatch("[0-9a-f]{64}", doc["run"]["checkpoint"])
+    assert doc["run"]["comparable_with_published"] is False
+    assert [r["n"] for r in doc["prefill"]] == [16, 64] == [r["depth"] for r in doc["decode"]]
+    assert doc["left_out"] == []
+    for row in doc["prefill"] + doc["decode"]:
+        assert row["tok_s"] > 0 and row["digest_repeats"] and row["bandwidth_gb_s"] > 0
+        assert row["published"] is None  # the stand-in is not their model
+    for row in doc["decode"]:
+        assert row["fraction_of_bandwidth"] == pytest.approx(row["gb_s"] / row["bandwidth_gb_s"])
+    alone = document(lily("bench", "-m", standin, "-p", "0", "-n", "4", "-d", "64", "-r", "1",
+                          "--threads", "1", "--json"))
+    assert [r["digest"] for r in alone] == [doc["decode"][1]["digest"]]
+    assert lily("bench", "-m", standin, *REPORT_WORDS, "--report", table).returncode == OK
+    text = table.read_text()
+    again = json.loads(text.split("```json")[1].split("```")[0])
+    assert [r["digest"] for r in again["decode"]] == [r["digest"] for r in doc["decode"]]
+    for row in doc["prefill"]:
+        assert f"| {row['n']} |" in text and row["digest"] in text
+
+
+def test_bench_report_leaves_out(lily, standin, tmp_path):
+    """A row that cannot be measured is named with the reason; the others are there."""
+    path = tmp_path / "report.json"
+    done = lily("bench", "-m", standin, "-p", "8", "-d", "300000", "-n", "2", "-r", "1", "--minutes", "10000",
+                "--report", path)
+    doc = json.loads(path.read_text())
+    assert done.returncode == OK
+    assert [r["n"] for r in doc["prefill"]] == [8]
+    assert [(r["test"], r["n"]) for r in doc["left_out"]] == [("prefill", 300000),
+                                                             ("decode", 300000)]
+    assert all("262144" in r["why"] for r in doc["left_out"])
+
+
+def test_bench_report_of_nothing(lily, tmp_path):
+    done = lily("bench", "-m", tmp_path / "absent", "--quick", "--report", tmp_path / "r.json")
+    assert done.returncode == FAILED and "no row" in done.stderr
+    done = lily("bench", "--quick", "--report", tmp_path / "no" / "r.json")
+    assert done.returncode == FAILED and "cannot create" in done.stderr
+
+
 # ---- inspect, doctor ---------------------------------------------------------------------------
 
 
@@ -462,8 +520,11 @@ def test_doctor(lily):
     backends = {b["name"]: b for b in doc["backends"]}
     assert backends["ref"]["usable"] and all(b["reason"] for b in backends.values())
     assert doc["machine"]["memory_total_bytes"] > 1 << 28
+    assert all(test["passed"] for test in doc["selftest"])
     text = lily("doctor").stdout
-    assert "ref" in text and "GiB" in text
+    assert "ref" in text and "GiB" in text and "self-test" in text
+    assert "selftest" not in document(lily("doctor", "--json", "--no-selftest"))
+    refused(lily("doctor", "--backend", "ref"), FAILED, "self-test")
 
 
 # ---- plan --------------------------------------------------------------------------------------
