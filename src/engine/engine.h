@@ -22,6 +22,7 @@ struct lily_engine {
     int32_t im_start, think_begin, think_end; /* control tokens, -1: none */
     int32_t context;                          /* tokens of the largest session */
     int32_t sessions, max_sessions;
+    bool in_call;         /* a session is at work; its callbacks may not put one to work */
     uint64_t state_bytes; /* budget of a session's state checkpoints */
     double load_seconds;
     char device[128], reason[512];

@@ -156,14 +156,12 @@ static int finish(struct run *r, int rc, lily_result *result, lily_err *err) {
     return 0;
 }
 
-int lily_generate(lily_session *s, const lily_request *request, lily_result *result,
-                  lily_err *err) {
+static int generate(lily_session *s, const lily_request *request, lily_result *result,
+                    lily_err *err) {
     struct run r = {.session = s, .request = request};
     lily_sampling defaults;
     double start = clock_seconds(), read = start;
     int rc;
-    *result = (lily_result){0};
-    atomic_store(&s->cancel, false);
     r.in_think = request->in_think && !think_is_closed(s->engine, request);
     lily_sampling_defaults(s->engine, r.in_think, &defaults);
     const lily_sampling *sampling = request->sampling ? request->sampling : &defaults;
@@ -190,23 +188,19 @@ out:
     return rc;
 }
 
+int lily_generate(lily_session *s, const lily_request *request, lily_result *result,
+                  lily_err *err) {
+    *result = (lily_result){0};
+    int rc = session_enter(s, err);
+    return rc ? rc : session_leave(s, generate(s, request, result, err));
+}
+
 /* ---- measurement ----------------------------------------------------------------------------- */
 
-int lily_session_greedy(lily_session *s, int32_t id, int32_t n, lily_token_fn token, void *arg,
-                        lily_err *err) {
-    static const lily_sampling greedy = {.temperature = 0, .top_p = 1, .repetition_penalty = 1};
-    int32_t vocab = s->engine->weights->shape->vocab;
-    if (id < 0 || id >= vocab) {
-        return ERR(err, LILY_EINVAL, "token: found id %d, expected 0 to %d", id, vocab - 1);
-    }
-    if (n < 1 || n > s->context - session_position(s)) {
-        return ERR(err, LILY_ECONTEXT,
-                   "context: found %d tokens to append to %d, expected 1 to %d; ask for a larger "
-                   "context",
-                   n, session_position(s), s->context - session_position(s));
-    }
-    atomic_store(&s->cancel, false);
-    int rc = sampler_begin(s->sampler, &greedy, NULL, 0, err);
+static int greedy(lily_session *s, int32_t id, int32_t n, lily_token_fn token, void *arg,
+                  lily_err *err) {
+    static const lily_sampling likeliest = {.temperature = 0, .top_p = 1, .repetition_penalty = 1};
+    int rc = sampler_begin(s->sampler, &likeliest, NULL, 0, err);
     if (rc) return rc;
     rc = session_begin(s, NULL, 0, err);
     for (int32_t left = n; left > 0 && !rc; left--) {
@@ -218,4 +212,21 @@ int lily_session_greedy(lily_session *s, int32_t id, int32_t n, lily_token_fn to
     }
     session_settle(s);
     return rc;
+}
+
+int lily_session_greedy(lily_session *s, int32_t id, int32_t n, lily_token_fn token, void *arg,
+                        lily_err *err) {
+    int32_t vocab = s->engine->weights->shape->vocab;
+    int32_t room = s->context - session_position(s);
+    if (id < 0 || id >= vocab) {
+        return ERR(err, LILY_EINVAL, "token: found id %d, expected 0 to %d", id, vocab - 1);
+    }
+    if (n < 1 || n > room) {
+        return ERR(err, LILY_ECONTEXT,
+                   "context: found %d tokens to append to %d, expected 1 to %d; ask for a larger "
+                   "context",
+                   n, session_position(s), room);
+    }
+    int rc = session_enter(s, err);
+    return rc ? rc : session_leave(s, greedy(s, id, n, token, arg, err));
 }

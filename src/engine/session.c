@@ -51,11 +51,34 @@ void lily_session_free(lily_session *s) {
     free(s);
 }
 
-void lily_session_reset(lily_session *s) {
+static void empty(lily_session *s) {
     s->engine->backend->reset(s->backend);
     s->held = 0;
     s->has_logits = false;
     states_clear(&s->states);
+}
+
+void lily_session_reset(lily_session *s) {
+    if (s->engine->in_call)
+        lily_cancel(s);
+    else
+        empty(s);
+}
+
+int session_enter(lily_session *s, lily_err *err) {
+    if (s->engine->in_call) {
+        return ERR(err, LILY_EBUSY,
+                   "session: found a call from within a callback, expected none while another call "
+                   "on the engine runs; end that one first");
+    }
+    s->engine->in_call = true;
+    atomic_store(&s->cancel, false);
+    return 0;
+}
+
+int session_leave(lily_session *s, int rc) {
+    s->engine->in_call = false;
+    return rc;
 }
 
 void lily_cancel(lily_session *s) {
@@ -107,7 +130,7 @@ static bool all_finite(const float *x, int32_t n) {
 /* A non-finite value after token number position has come from the state or will be in it, and
  * would spoil every later token: the session starts over. */
 static int not_finite(lily_session *s, int32_t position, lily_err *err) {
-    lily_session_reset(s);
+    empty(s);
     return ERR(err, LILY_ENUMERIC,
                "logits: found non-finite values after token %d; the session was emptied, so that "
                "the next request starts clean; if it happens again, check the model's files",
@@ -122,7 +145,7 @@ static int accept_logits(lily_session *s, lily_err *err) {
 
 /* After a failed backend call nothing is known about its state. */
 static int fail(lily_session *s, int rc) {
-    lily_session_reset(s);
+    empty(s);
     return rc;
 }
 
@@ -219,7 +242,7 @@ static int32_t go_back(lily_session *s, const int32_t *ids, int32_t n) {
         return state->pos;
     }
     if (state) engine_log(s->engine, "state checkpoint at token %d: %s", state->pos, err.msg);
-    lily_session_reset(s);
+    empty(s);
     return 0;
 }
 
@@ -361,7 +384,7 @@ void session_settle(lily_session *s) {
         if (!rc && !result.finite) rc = ERR(&err, LILY_ENUMERIC, "found non-finite values");
         if (!rc) rc = s->engine->backend->rewind(s->backend, &err);
         if (rc) { /* the answer is good; what follows it is read again */
-            lily_session_reset(s);
+            empty(s);
             engine_log(s->engine, "taking back a step: %s; the session was emptied", err.msg);
         }
     }
@@ -370,8 +393,8 @@ void session_settle(lily_session *s) {
 
 int lily_session_sync(lily_session *s, const int32_t *ids, size_t n, lily_err *err) {
     int32_t cached;
-    atomic_store(&s->cancel, false);
-    return session_sync(s, ids, n, NULL, NULL, &cached, err);
+    int rc = session_enter(s, err);
+    return rc ? rc : session_leave(s, session_sync(s, ids, n, NULL, NULL, &cached, err));
 }
 
 int lily_session_step(lily_session *s, int32_t id, lily_err *err) {
@@ -379,13 +402,14 @@ int lily_session_step(lily_session *s, int32_t id, lily_err *err) {
     if (id < 0 || id >= vocab) {
         return ERR(err, LILY_EINVAL, "step: found token id %d, expected 0 to %d", id, vocab - 1);
     }
-    return session_step(s, id, err);
+    int rc = session_enter(s, err);
+    return rc ? rc : session_leave(s, session_step(s, id, err));
 }
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
 
-int lily_session_score(lily_session *s, const int32_t *ids, size_t n, lily_logits_fn row, void *arg,
-                       lily_err *err) {
+static int score(lily_session *s, const int32_t *ids, size_t n, lily_logits_fn row, void *arg,
+                 lily_err *err) {
     enum { ROWS = 64 }; /* logits rows held at once: 64 MB at 248,320 */
     const struct backend *b = s->engine->backend;
     size_t vocab = (size_t)s->engine->weights->shape->vocab;
@@ -393,8 +417,7 @@ int lily_session_score(lily_session *s, const int32_t *ids, size_t n, lily_logit
     if (rc) return rc;
     float *logits = malloc(ROWS * vocab * sizeof *logits);
     if (!logits) return ERR_NOMEM(err, "evaluation");
-    atomic_store(&s->cancel, false);
-    lily_session_reset(s);
+    empty(s);
     for (size_t pos = 0; pos < n && !rc;) {
         size_t rest = n - pos;
         struct prefill_step step = {
@@ -413,10 +436,16 @@ int lily_session_score(lily_session *s, const int32_t *ids, size_t n, lily_logit
         }
     }
     if (rc) {
-        lily_session_reset(s);
+        empty(s);
     } else {
         s->has_logits = true;
     }
     free(logits);
     return rc;
+}
+
+int lily_session_score(lily_session *s, const int32_t *ids, size_t n, lily_logits_fn row, void *arg,
+                       lily_err *err) {
+    int rc = session_enter(s, err);
+    return rc ? rc : session_leave(s, score(s, ids, n, row, arg, err));
 }

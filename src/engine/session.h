@@ -37,12 +37,17 @@ struct lily_session {
     atomic_bool cancel;
 };
 
+/* Every public call on a session begins with session_enter, which clears the cancel flag, and ends
+ * with session_leave, which returns rc. LILY_EBUSY: it comes from a callback of a running one. */
+int session_enter(lily_session *s, lily_err *err);
+int session_leave(lily_session *s, int rc);
+
 /* After each chunk of reading, and once before the first: done of total. Nonzero cancels. */
 typedef int (*session_progress_fn)(void *arg, int32_t done, int32_t total);
 
 /* Brings the session to ids[n] with logits; *cached: tokens that were not read again. Cancelled
  * (by progress or lily_cancel) it returns LILY_ECANCELED and keeps what was read; after an error of
- * the backend the session is empty. Does not clear the cancel flag. */
+ * the backend the session is empty. */
 int session_sync(lily_session *s, const int32_t *ids, size_t n, session_progress_fn progress,
                  void *arg, int32_t *cached, lily_err *err);
 

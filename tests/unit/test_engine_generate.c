@@ -452,6 +452,51 @@ static void test_cancel_from_another_thread(void **state) {
     }
 }
 
+/* A callback that does what it must not: every call is refused, and harmless. */
+struct intruder {
+    lily_session *session, *other;
+    int calls;
+};
+
+static int intrude(void *arg, const lily_event *event) {
+    struct intruder *i = arg;
+    lily_session *const sessions[] = {i->session, i->other};
+    const int32_t id = 'a';
+    lily_request request = {.prompt = &id, .n_prompt = 1, .sampling = &greedy};
+    lily_result result;
+    lily_err err;
+    if (event->kind != LILY_EVENT_CONTENT) return 0;
+    for (int k = 0; k < 2; k++) {
+        lily_session *s = sessions[k];
+        assert_int_equal(lily_generate(s, &request, &result, &err), LILY_EBUSY);
+        assert_non_null(strstr(err.msg, "within a callback"));
+        assert_int_equal(lily_session_sync(s, &id, 1, &err), LILY_EBUSY);
+        assert_int_equal(lily_session_step(s, id, &err), LILY_EBUSY);
+        assert_int_equal(lily_session_greedy(s, id, 1, NULL, NULL, &err), LILY_EBUSY);
+        assert_int_equal(lily_session_score(s, &id, 1, NULL, NULL, &err), LILY_EBUSY);
+    }
+    if (++i->calls == 3) lily_session_reset(i->session); /* cancels */
+    return 0;
+}
+
+static void test_calls_from_a_callback(void **state) {
+    (void)state;
+    struct setting t;
+    open_setting(&t, (lily_engine_options){0}, "hello world<|im_end|>");
+    struct intruder i = {.session = t.session, .other = fake_session(t.engine)};
+    t.request.on_event = intrude, t.request.arg = &i;
+    assert_int_equal(generate(&t), 0);
+    assert_int_equal(t.result.finish, LILY_FINISH_CANCELLED);
+    assert_int_equal(i.calls, 3);
+    assert_int_equal(session_position(t.session), 72); /* what was read is kept */
+    t.request.on_event = watch, t.request.arg = &t.seen;
+    expect(&t, LILY_FINISH_STOP, 12, "", "hello world");
+    lily_session_reset(t.session);
+    assert_int_equal(session_position(t.session), 0);
+    lily_session_free(i.other);
+    close_setting(&t);
+}
+
 /* ---- failures -------------------------------------------------------------------------------- */
 
 static void test_failures_end_the_request_only(void **state) {
@@ -768,6 +813,7 @@ int main(void) {
         cmocka_unit_test(test_event_cancels),
         cmocka_unit_test(test_cancel_from_within),
         cmocka_unit_test(test_cancel_from_another_thread),
+        cmocka_unit_test(test_calls_from_a_callback),
         cmocka_unit_test(test_failures_end_the_request_only),
         cmocka_unit_test(test_ahead_leaves_what_the_host_would),
         cmocka_unit_test(test_greedy_measurement),
