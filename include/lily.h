@@ -19,8 +19,8 @@
  * what it has not read. Functions return 0 or a negative LILY_E* code (lily_error.h). One thread
  * at a time may call into an engine and its sessions, except for lily_cancel and for functions that
  * take a const engine (text, info, defaults): those run beside it, and callbacks may use them.
- * Anything else that a callback asks of a session of the same engine is refused with LILY_EBUSY, and
- * lily_session_reset then only cancels. Strings are UTF-8. */
+ * Anything else that a callback asks of a session of the same engine is refused with LILY_EBUSY,
+ * and lily_session_reset then only cancels. Strings are UTF-8. */
 #ifndef LILY_H
 #define LILY_H
 
