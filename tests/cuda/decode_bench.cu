@@ -24,7 +24,8 @@
 using namespace decode;
 static int blocks;
 
-/* ---- random contents -------------------------------------------------------------------------- */
+/* ---- random contents --------------------------------------------------------------------------
+ */
 
 __device__ uint32_t hash(uint64_t x) {
     x += 0x9e3779b97f4a7c15ull;
@@ -32,8 +33,12 @@ __device__ uint32_t hash(uint64_t x) {
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
     return (uint32_t)(x >> 32);
 }
-__device__ float uniform(uint64_t x) { return (float)(hash(x) >> 8) * (1.0f / 16777216); }
-__device__ uint32_t bf(float x) { return to_bf16(x); }
+__device__ float uniform(uint64_t x) {
+    return (float)(hash(x) >> 8) * (1.0f / 16777216);
+}
+__device__ uint32_t bf(float x) {
+    return to_bf16(x);
+}
 
 /* scale: of a code; bias centres the codes. Every fourth scale is negative. */
 __global__ void fill_tiles(uint8_t *tiles, size_t bytes, int tile, float scale, float centre,
@@ -97,13 +102,12 @@ static const int GDN_TILES = row_tiles(GDN_ROWS), ATTN_TILES = row_tiles(ATTN_RO
 static Model make_model(int n_layers) {
     Model m = {};
     m.n_layers = n_layers;
-    size_t layer_bytes = ((size_t)EXPERTS + 1) *
-                             ((size_t)SHARED_TILES * SLICES * TILE_WIDE_BYTES +
-                              (size_t)SHARED_SLICES * DOWN_TILES * TILE_DOWN_BYTES) +
-                         (size_t)std::max(GDN_TILES, ATTN_TILES) * SLICES * TILE_WIDE_BYTES +
-                         (size_t)(H / 32) * (QDIM / 128 + VDIM / 128) * TILE_WIDE_BYTES +
-                         (size_t)ROUTER_TILES * SLICES * TILE_BYTE_BYTES + (size_t)CONV * 16 +
-                         (1 << 17);
+    size_t layer_bytes =
+        ((size_t)EXPERTS + 1) * ((size_t)SHARED_TILES * SLICES * TILE_WIDE_BYTES +
+                                 (size_t)SHARED_SLICES * DOWN_TILES * TILE_DOWN_BYTES) +
+        (size_t)std::max(GDN_TILES, ATTN_TILES) * SLICES * TILE_WIDE_BYTES +
+        (size_t)(H / 32) * (QDIM / 128 + VDIM / 128) * TILE_WIDE_BYTES +
+        (size_t)ROUTER_TILES * SLICES * TILE_BYTE_BYTES + (size_t)CONV * 16 + (1 << 17);
     size_t bytes = layer_bytes * (size_t)n_layers +
                    (size_t)row_tiles(SHAPE_VOCAB) * SLICES * TILE_WIDE_BYTES +
                    (size_t)SHAPE_VOCAB * (H / 2 + H / 16) + (1 << 20);
@@ -140,7 +144,8 @@ static Model make_model(int n_layers) {
         }
         m.layers.push_back(d);
     }
-    m.a.lm_head = tiles_of((size_t)row_tiles(SHAPE_VOCAB) * SLICES, TILE_WIDE_BYTES, 2 * unit, 7.5f);
+    m.a.lm_head =
+        tiles_of((size_t)row_tiles(SHAPE_VOCAB) * SLICES, TILE_WIDE_BYTES, 2 * unit, 7.5f);
     m.a.final_norm = floats_of(H, 0.5f, 1.5f);
     uint8_t *codes = take<uint8_t>((size_t)SHAPE_VOCAB * H / 2);
     fill_tiles<<<1056, 512>>>(codes, (size_t)SHAPE_VOCAB * H / 2, TILE_CODES, 0, 0, 77);
@@ -235,7 +240,8 @@ static void launch(Model &m, const cuda_slot *slot, int n_layers) {
     decode_step<<<blocks, DECODE_THREADS, sizeof(Shared)>>>(a);
 }
 
-/* ---- the plain implementation ----------------------------------------------------------------- */
+/* ---- the plain implementation -----------------------------------------------------------------
+ */
 
 enum Layout { WIDE, WIDE_SLICES, DOWN, BYTES };
 
@@ -275,7 +281,8 @@ __global__ void product(const uint8_t *m, Layout kind, int rows, int cols, int f
     if (lane == 0) y[r] = (float)(sum * (factor ? (double)*factor : 1.0)) + (add ? y[r] : 0.0f);
 }
 static void multiply(const uint8_t *m, Layout kind, int rows, int cols, const float *x, float *y,
-                     int n, int first = 0, int stride = 1, const float *factor = NULL, int add = 0) {
+                     int n, int first = 0, int stride = 1, const float *factor = NULL,
+                     int add = 0) {
     product<<<(n + 7) / 8, 256>>>(m, kind, rows, cols, first, stride, n, x, y, factor, add);
 }
 
@@ -299,8 +306,9 @@ __global__ void ref_gdn(const float *proj, decode_layer l, const float *conv_in,
     int head = blockIdx.x, i = threadIdx.x;
     float c[3];
     for (int p = 0; p < 3; p++) {
-        int ch = p == 0 ? head / 2 * 128 + i : p == 1 ? KDIM + head / 2 * 128 + i
-                                                      : 2 * KDIM + head * 128 + i;
+        int ch = p == 0   ? head / 2 * 128 + i
+                 : p == 1 ? KDIM + head / 2 * 128 + i
+                          : 2 * KDIM + head * 128 + i;
         const float *w = l.conv + 4 * ch;
         float h0 = conv_in[ch], h1 = conv_in[CONV + ch], h2 = conv_in[2 * CONV + ch], u = proj[ch];
         float x = w[0] * h0 + w[1] * h1 + w[2] * h2 + w[3] * u;
@@ -466,10 +474,9 @@ static void plain_step(const Model &m, const Sequence &q, Plain &p, int from, in
             ref_attend<<<SHAPE_Q_HEADS, HEAD>>>(p.proj, d, pos, m.a.inv_freq, p.keys + at,
                                                 p.values + at, q.capacity, p.attention, p.mix);
         } else {
-            ref_gdn<<<VHEADS, 128>>>(p.proj, d, q.conv[from] + kind * 3 * CONV,
-                                     p.conv + kind * 3 * CONV,
-                                     q.state[from] + kind * VHEADS * 16384,
-                                     p.state + kind * VHEADS * 16384, p.mix);
+            ref_gdn<<<VHEADS, 128>>>(
+                p.proj, d, q.conv[from] + kind * 3 * CONV, p.conv + kind * 3 * CONV,
+                q.state[from] + kind * VHEADS * 16384, p.state + kind * VHEADS * 16384, p.mix);
         }
         multiply(d.out, WIDE_SLICES, H, wide, p.mix, p.h, H, 0, 1, NULL, 1);
         ref_norm<<<1, 256>>>(p.h, d.post_norm, p.x, H);
@@ -494,7 +501,8 @@ static void plain_step(const Model &m, const Sequence &q, Plain &p, int from, in
     CHECK(cudaDeviceSynchronize());
 }
 
-/* ---- checks ----------------------------------------------------------------------------------- */
+/* ---- checks -----------------------------------------------------------------------------------
+ */
 
 template <typename T> static std::vector<T> fetch_array(const T *from, size_t n) {
     std::vector<T> v(n);
@@ -547,7 +555,7 @@ static void check(Model &m, int n_layers, int pos, int capacity) {
     for (int i = 0; i < H; i++) {
         long long sum = 0;
         for (int copy = 0; copy < COPIES; copy++) {
-            sum += fixed[(size_t)((i / 128 * COPIES + copy) * 128 + i % 128)];
+            sum += fixed[(size_t)residual_at(i, copy)];
         }
         h.push_back((float)sum / ONE);
     }
@@ -593,7 +601,8 @@ static void check(Model &m, int n_layers, int pos, int capacity) {
     cudaFree(p.keys), cudaFree(p.values);
 }
 
-/* ---- time ------------------------------------------------------------------------------------- */
+/* ---- time -------------------------------------------------------------------------------------
+ */
 
 static double bytes_per_token(int n_layers, int depth) {
     double attention = n_layers / 4, gdn = n_layers - attention, wide = TILE_WIDE_BYTES;
@@ -601,9 +610,9 @@ static double bytes_per_token(int n_layers, int depth) {
     b += gdn * ((double)GDN_TILES * SLICES * wide + VHEADS * (H / 32) * wide + VHEADS * 65536.0);
     b += attention * ((double)ATTN_TILES * SLICES * wide + (QDIM / 128) * (H / 32) * wide);
     b += attention * KV_HEADS * HEAD * 4.0 * depth;
-    b += n_layers * (9.0 * SHAPE_EXPERT_WIDTH *
-                     (H * 1.125 + (double)TILE_DOWN_BYTES * DOWN_TILES / 32) +
-                     (double)ROUTER_TILES * SLICES * TILE_BYTE_BYTES);
+    b += n_layers *
+         (9.0 * SHAPE_EXPERT_WIDTH * (H * 1.125 + (double)TILE_DOWN_BYTES * DOWN_TILES / 32) +
+          (double)ROUTER_TILES * SLICES * TILE_BYTE_BYTES);
     return b;
 }
 
@@ -627,7 +636,8 @@ static void profile(Model &m, const cuda_slot *slot, int n_layers) {
      * longest block, and the shortest time from a block's arrival to the next stage. */
     for (int kind = 0; kind < 2; kind++) {
         for (int i = 0; i < (kind ? 5 : 4); i++) {
-            double sum[DECODE_MARKS] = {}, count[DECODE_MARKS] = {}, longest = 0, gap = 0, total = 0;
+            double sum[DECODE_MARKS] = {}, count[DECODE_MARKS] = {}, longest = 0, gap = 0,
+                   total = 0;
             int layers = 0;
             size_t stage = 0;
             for (int l = 0; l < n_layers; stage += (l + 1) % 4 == 0 ? 5 : 4, l++) {
@@ -650,7 +660,8 @@ static void profile(Model &m, const cuda_slot *slot, int n_layers) {
                 total += (double)all / blocks;
             }
             printf("  %-9s %-8s marks", kind ? "attention" : "delta", names[kind][i]);
-            for (int k = 1; k < DECODE_MARKS; k++) printf(" %5.0f", count[k] ? sum[k] / count[k] : 0.0);
+            for (int k = 1; k < DECODE_MARKS; k++)
+                printf(" %5.0f", count[k] ? sum[k] / count[k] : 0.0);
             printf("  longest %5.0f  barrier %5.0f  stage %5.0f\n", longest / layers, gap / layers,
                    total / layers);
         }

@@ -220,6 +220,7 @@ static int open_decode(struct backend_model *m, bool *usable, lily_err *err) {
     if (rc == LILY_OK) rc = fill(m, err);
     if (rc != LILY_OK) close_decode(m);
     *usable = rc == LILY_OK;
+    if (*usable) m->dw.bytes += w.used; /* what weights take, both copies */
     return rc;
 }
 

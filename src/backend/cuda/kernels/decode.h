@@ -26,37 +26,37 @@ struct decode_layer {
 
 /* Scratch between stages; all of it in device memory, alive during one step. */
 struct decode_scratch {
-    DEV(long long) h;         /* [4 * H] residual stream as sums of integers, see residual_at */
-    DEV(float) proj;          /* [widest projection] */
-    DEV(float) scores;        /* [E + 1] router's, then the shared gate's */
-    DEV(float) shared;        /* [shared_width] inner activations of the shared expert */
-    DEV(float) parts;         /* [blocks][8][head_dim] partial attention */
-    DEV(float) parts_ml;      /* [blocks][8][2] maximum and sum of each */
+    DEV(long long) h;             /* [4 * H] residual stream as sums of integers, see residual_at */
+    DEV(float) proj;              /* [widest projection] */
+    DEV(float) scores;            /* [E + 1] router's, then the shared gate's */
+    DEV(float) shared;            /* [shared_width] inner activations of the shared expert */
+    DEV(float) parts;             /* [blocks][8][head_dim] partial attention */
+    DEV(float) parts_ml;          /* [q_heads][blocks / kv_heads][2] maximum and sum of each */
     DEV(unsigned long long) best; /* largest logit and its row; 0 between steps */
-    DEV(unsigned) counter;    /* [0] grid barrier, never reset; [1] blocks that are done; [2] bad */
+    DEV(unsigned) counter; /* [0] grid barrier, never reset; [1] blocks that are done; [2] bad */
 };
 
 struct decode_args {
     DEV(const struct decode_layer) layers;
-    DEV(const uint8_t) lm_head;     /* wide */
-    struct cuda_mat embed;          /* planar */
-    DEV(const float) final_norm;    /* [H] */
-    DEV(const float) inv_freq;      /* [rotary_dim / 2] */
+    DEV(const uint8_t) lm_head;  /* wide */
+    struct cuda_mat embed;       /* planar */
+    DEV(const float) final_norm; /* [H] */
+    DEV(const float) inv_freq;   /* [rotary_dim / 2] */
     struct decode_scratch x;
     DEV(const struct cuda_slot) slot;
     DEV(struct cuda_result) result;
-    DEV(int32_t) finite;            /* becomes 0 when something was NaN or too large */
-    DEV(float) logits;              /* [V] */
-    DEV(long long) clocks;          /* NULL, or [stages][blocks][DECODE_MARKS] (profiling) */
+    DEV(int32_t) finite;   /* becomes 0 when something was NaN or too large */
+    DEV(float) logits;     /* [V] */
+    DEV(long long) clocks; /* NULL, or [stages][blocks][DECODE_MARKS] (profiling) */
     int32_t n_layers;
     int32_t vocab_used;
-    uint32_t barrier;               /* value of counter[0] before this step */
-    int32_t pick;                   /* the largest logit is this step's token */
+    uint32_t barrier; /* value of counter[0] before this step */
+    int32_t pick;     /* the largest logit is this step's token */
 };
 
 enum {
     DECODE_THREADS = 640,
-    DECODE_SHARED = 231 * 1024 - 4096, /* bytes of shared memory, all that a block may have */
+    DECODE_SHARED = 227 * 1024, /* bytes of shared memory, all that a block may have */
     DECODE_FIXED_BITS = 28,
     DECODE_MARKS = 12,
     DECODE_INNER = 32 /* inner units of an expert per block */

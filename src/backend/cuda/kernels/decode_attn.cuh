@@ -9,7 +9,7 @@
 
 namespace decode {
 
-constexpr int QPITCH = HEAD + 8;      /* bf16 of a query, padded against bank conflicts */
+constexpr int QPITCH = HEAD + 8; /* bf16 of a query, padded against bank conflicts */
 constexpr int OPITCH = HEAD + 4;
 constexpr int PPITCH = ATTN_STEP + 4; /* scores of a head */
 struct AttnShared {
@@ -87,7 +87,8 @@ __device__ __forceinline__ void prepare(Worker &w, AttnShared &g, int layer,
         load_head(w, proj + 2 * QDIM + (is_key ? 0 : KVDIM) + c.kv * HEAD, x);
         if (is_key) norm_and_turn(w, x, weight);
         size_t row = ((size_t)(layer / SHAPE_ATTENTION_EVERY) * KV_HEADS + c.kv) *
-                         (size_t)w.s.slot.capacity + (size_t)(c.n - 1);
+                         (size_t)w.s.slot.capacity +
+                     (size_t)(c.n - 1);
         uint16_t *cache = (is_key ? w.s.slot.keys : w.s.slot.values) + row * HEAD;
         uint16_t *mine = is_key ? g.key : g.value;
 #pragma unroll
@@ -184,7 +185,9 @@ __device__ __forceinline__ void gather(const Worker &w, AttnShared &g, const uns
 
 /* Partial outputs lie in the order of the tensor cores' registers: in every 64 dimensions, d at
  * place 8 (d % 8) + d / 8. */
-__device__ __forceinline__ int dim_at(int place) { return place % 8 * 8 + place / 8; }
+__device__ __forceinline__ int dim_at(int place) {
+    return place % 8 * 8 + place / 8;
+}
 
 /* The four warps that share 64 dimensions had other tokens: adds their sums, in a fixed order. */
 __device__ __forceinline__ void finish(Worker &w, AttnShared &g, const Running &run,
@@ -234,8 +237,8 @@ __device__ __forceinline__ void finish(Worker &w, AttnShared &g, const Running &
         }
         if (block == 0 && t == 0) {
             float total = (g.sums[0][n] + g.sums[1][n]) + (g.sums[2][n] + g.sums[3][n]);
-            w.a.x.parts_ml[(at * QPK + n) * 2] = run.top;
-            w.a.x.parts_ml[(at * QPK + n) * 2 + 1] = total;
+            size_t row = ((size_t)c.kv * QPK + (size_t)n) * c.span + (size_t)c.group;
+            reinterpret_cast<float2 *>(w.a.x.parts_ml)[row] = {run.top, total};
         }
     }
 }
@@ -304,9 +307,9 @@ __device__ __forceinline__ void gather_front(Worker &w) {
     w.wait();
     int slice = (int)blockIdx.x / OUT_PARTS, head = slice / 2;
     size_t first = (size_t)(head / QPK) * c.span * QPK + (size_t)(head % QPK);
-    const float2 *ml = reinterpret_cast<const float2 *>(w.a.x.parts_ml) + first;
-    const float4 *from = reinterpret_cast<const float4 *>(
-                             w.a.x.parts + first * HEAD + slice % 2 * 128) + w.lane;
+    const float2 *ml = reinterpret_cast<const float2 *>(w.a.x.parts_ml) + (size_t)head * c.span;
+    const float4 *from =
+        reinterpret_cast<const float4 *>(w.a.x.parts + first * HEAD + slice % 2 * 128) + w.lane;
     float gate = 0;
     const int dim = w.tid / 64 * 64 + dim_at(w.tid % 64); /* of threads below 128 */
     if (w.warp < 4) {
@@ -322,7 +325,7 @@ __device__ __forceinline__ void gather_front(Worker &w) {
         for (int j = 0; j <= BATCH / 2; j++) {
             int group = base + 32 * j + w.lane;
             bool valid = group < c.groups && 32 * j + w.lane < BATCH * WARPS;
-            mine[j] = valid ? __ldcg(ml + (size_t)group * QPK) : float2{-3.0e38f, 0};
+            mine[j] = valid ? __ldcg(ml + group) : float2{-3.0e38f, 0};
         }
 #pragma unroll
         for (int j = 0; j < BATCH; j++) {

@@ -9,7 +9,8 @@
 
 namespace decode {
 
-/* ---- the shape -------------------------------------------------------------------------------- */
+/* ---- the shape --------------------------------------------------------------------------------
+ */
 
 constexpr int H = SHAPE_HIDDEN;
 constexpr int SLICES = H / TILE_WIDE_COLS; /* slices of the hidden width: one a warp */
@@ -18,14 +19,16 @@ constexpr int EXPERTS = SHAPE_EXPERTS, TOP_K = SHAPE_TOP_K;
 constexpr int CONV = SHAPE_CONV_DIM, KDIM = SHAPE_GDN_K_DIM, VDIM = SHAPE_GDN_V_DIM;
 constexpr int VHEADS = SHAPE_GDN_V_HEADS, QDIM = SHAPE_Q_DIM, KVDIM = SHAPE_KV_DIM;
 constexpr int KV_HEADS = SHAPE_KV_HEADS, HEAD = SHAPE_HEAD_DIM, QPK = 8;
-__host__ __device__ constexpr int row_tiles(int rows) { return (rows + 31) / 32; }
+__host__ __device__ constexpr int row_tiles(int rows) {
+    return (rows + 31) / 32;
+}
 constexpr int GDN_ROWS = CONV + VDIM + 2 * VHEADS, ATTN_ROWS = 2 * QDIM + 2 * KVDIM;
-constexpr int OUT_PARTS = 4;                        /* blocks that share a slice of out */
-constexpr int OUT_TILES = H / 32 / OUT_PARTS;       /* tiles of one of them */
+constexpr int OUT_PARTS = 4;                  /* blocks that share a slice of out */
+constexpr int OUT_TILES = H / 32 / OUT_PARTS; /* tiles of one of them */
 constexpr int INNER = DECODE_INNER;
 constexpr int EXPERT_JOBS = SHAPE_EXPERT_WIDTH / INNER, ROUTED_JOBS = TOP_K * EXPERT_JOBS;
 constexpr int SHARED_SLICES = SHAPE_SHARED_WIDTH / INNER;
-constexpr int DOWN_TILES = H / TILE_DOWN_ROWS;      /* of one slice of 32 inputs */
+constexpr int DOWN_TILES = H / TILE_DOWN_ROWS; /* of one slice of 32 inputs */
 constexpr int SHARED_TILES = row_tiles(2 * SHAPE_SHARED_WIDTH);
 constexpr int ROUTER_TILES = (EXPERTS + 1 + TILE_BYTE_ROWS - 1) / TILE_BYTE_ROWS;
 static_assert(WARPS % SLICES == 0, "a warp keeps one slice");
@@ -33,14 +36,17 @@ static_assert(SHAPE_GDN_HEAD_DIM == 128 && HEAD == 256, "head sizes of this fami
 static_assert(OUT_TILES <= WARPS && DOWN_TILES <= WARPS, "one tile a warp");
 static_assert(SHARED_SLICES >= 1 && SHAPE_EXPERT_WIDTH % INNER == 0, "whole slices");
 
-/* ---- the ring --------------------------------------------------------------------------------- */
+/* ---- the ring ---------------------------------------------------------------------------------
+ */
 
 constexpr int SLOT_TILES = 8, SLOT = SLOT_TILES * TILE_WIDE_BYTES, SLOTS = 11;
 constexpr int DOWN_PER_SLOT = SLOT / TILE_DOWN_BYTES;
 constexpr int BYTE_PER_SLOT = SLOT / TILE_BYTE_BYTES;
 constexpr int STATE_SLOTS = 4, STATE_CHUNK = 128 * 128 * 4 / STATE_SLOTS;
 constexpr int KV_TOKENS = 16, KV_CHUNK = KV_TOKENS * HEAD * 2; /* keys; as much for values */
-__host__ __device__ constexpr int chunks(int tiles, int per) { return (tiles + per - 1) / per; }
+__host__ __device__ constexpr int chunks(int tiles, int per) {
+    return (tiles + per - 1) / per;
+}
 constexpr int EXPERT_IN_CHUNKS = chunks(2 * SLICES, SLOT_TILES);
 constexpr int DOWN_CHUNKS = chunks(DOWN_TILES, DOWN_PER_SLOT);
 constexpr int OUT_CHUNKS = chunks(OUT_TILES, SLOT_TILES);
@@ -55,8 +61,8 @@ struct Context {
     int kv, group, first, mine; /* of this block: rows [first, first + mine) */
 };
 
-constexpr int WORK = 21504;          /* bytes shared by whatever a stage needs */
-constexpr int WARP_SCRATCH = 272;    /* bytes of each warp */
+constexpr int WORK = 21504;       /* bytes shared by whatever a stage needs */
+constexpr int WARP_SCRATCH = 272; /* bytes of each warp */
 struct Shared {
     alignas(128) unsigned char ring[SLOTS * SLOT];
     alignas(128) unsigned char work[WORK];
@@ -69,11 +75,12 @@ struct Shared {
     int chosen;
     float scores[EXPERTS]; /* the producer's */
     cuda_slot slot;
-    decode_layer layers[2][2]; /* consumers' and producer's copy of the layer's table, and the next */
+    decode_layer layers[2]
+                       [2]; /* consumers' and producer's copy of the layer's table, and the next */
     /* this block's shares, worked out once (decode_plan.cuh) */
     Share project[3]; /* row tiles of DeltaNet's and attention's projections and of the head */
     Share shared_slices;
-    int project_chunks[3], mixer_chunks[2], route_chunks;
+    int project_chunks[3];
     Context context;
 };
 
@@ -130,7 +137,8 @@ __device__ __forceinline__ int step_slot(const Run &r, int slot, int n) { /* n <
     return slot >= r.base + r.mod ? slot - r.mod : slot;
 }
 
-/* ---- the grid --------------------------------------------------------------------------------- */
+/* ---- the grid ---------------------------------------------------------------------------------
+ */
 
 /* All consumers have come here (sync_consumers) before thread 0 tells the grid. */
 __device__ __forceinline__ void grid_arrive(unsigned *counter) {
@@ -154,14 +162,21 @@ __device__ __forceinline__ void grid_wait(const unsigned *counter, unsigned targ
     sync_consumers();
 }
 
-/* ---- numbers ---------------------------------------------------------------------------------- */
+/* ---- numbers ----------------------------------------------------------------------------------
+ */
 
-__device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_low(uint32_t pair) {
+    return __uint_as_float(pair << 16);
+}
 __device__ __forceinline__ float bf16_high(uint32_t pair) {
     return __uint_as_float(pair & 0xffff0000u);
 }
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float sigmoid(float x) {
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+__device__ __forceinline__ float silu(float x) {
+    return __fdividef(x, 1.0f + __expf(-x));
+}
 
 template <int FIRST = 16> __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
@@ -180,16 +195,17 @@ template <int FIRST = 16> __device__ __forceinline__ float warp_max(float x) {
 constexpr float ONE = (float)(1 << DECODE_FIXED_BITS);
 constexpr float LARGEST = 2097152.0f;
 
-__device__ __forceinline__ float from_fixed(long long x) { return __ll2float_rn(x) * (1 / ONE); }
+__device__ __forceinline__ float from_fixed(long long x) {
+    return __ll2float_rn(x) * (1 / ONE);
+}
 
 /* Many additions to one address wait for each other, so there are COPIES of the sum. A slice of 128
- * values has its copies side by side. */
-#ifndef DECODE_COPIES
-#define DECODE_COPIES 2
-#endif
-constexpr int COPIES = DECODE_COPIES;
-__device__ __forceinline__ int residual_at(int row, int copy) {
-    return (row / 128 * COPIES + copy) * 128 + row % 128;
+ * values has its copies side by side. Within one, values 4 l and 4 l + 1 of all l come first, then
+ * the other two: a lane that reads four of them reads 16 bytes beside its neighbour's each time. */
+constexpr int COPIES = 2;
+__host__ __device__ __forceinline__ int residual_at(int row, int copy) {
+    int e = row % 128;
+    return (row / 128 * COPIES + copy) * 128 + (e >> 1 & 1) * 64 + e / 4 * 2 + (e & 1);
 }
 
 __device__ __forceinline__ void residual_add(long long *h, float x, unsigned *bad) {
@@ -197,14 +213,12 @@ __device__ __forceinline__ void residual_add(long long *h, float x, unsigned *ba
         *bad = 1;
         x = 0;
     }
-#ifdef DECODE_NO_SUM
-    if (x != 1.25e-7f) return;
-#endif
     long long v = __float2ll_rn(x * ONE);
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(h), "l"(v) : "memory");
 }
 
-/* ---- products --------------------------------------------------------------------------------- */
+/* ---- products ---------------------------------------------------------------------------------
+ */
 
 /* Codes are unsigned bytes, activations 16-bit integers as two signed bytes: 256 high + low. A
  * column of the right operand is one of them for one group, so that all sums of a 64-group are
@@ -212,9 +226,9 @@ __device__ __forceinline__ void residual_add(long long *h, float x, unsigned *ba
 __device__ __forceinline__ void mma(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                     uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 /* A slice of 128 activations as this lane's part of the right operand. Lane 4 n + t holds byte
@@ -329,8 +343,10 @@ __device__ __forceinline__ float byte_tile(const unsigned char *tile, const Slic
     }
     uint2 pair = reinterpret_cast<const uint2 *>(tile + TILE_CODES)[2 * g + (t & 1)];
     float scale = x.scale * 16.0f;
-    float y0 = fmaf(bf16_low(pair.x) * scale, (float)(c[0] * 256 + c[1]), bf16_high(pair.x) * x.sum);
-    float y1 = fmaf(bf16_low(pair.y) * scale, (float)(c[2] * 256 + c[3]), bf16_high(pair.y) * x.sum);
+    float y0 =
+        fmaf(bf16_low(pair.x) * scale, (float)(c[0] * 256 + c[1]), bf16_high(pair.x) * x.sum);
+    float y1 =
+        fmaf(bf16_low(pair.y) * scale, (float)(c[2] * 256 + c[3]), bf16_high(pair.y) * x.sum);
     bool upper = lane & 1;
     float other = __shfl_xor_sync(~0u, upper ? y0 : y1, 1);
     return (upper ? y1 : y0) + other;

@@ -116,25 +116,31 @@ __device__ __forceinline__ void delta_front(Worker &w, int layer, const decode_l
     }
     sync_consumers();
     w.mark(4);
+    if (history) { /* for delta_shadow, in the same thread */
+        float *kept = &g.parts[0][0][0] + w.tid;
+        kept[0] = h1, kept[384] = h2, kept[768] = u;
+    }
 }
 
-/* While the others arrive: S <- e S + k d^T for rows 32 part .. + 31, and the history. */
+/* While the others arrive: S <- e S + k d^T for rows 32 part .. + 31, and the history. Warps 12 to
+ * 15 and 0 to 11; nothing is waited for. */
 __device__ __forceinline__ void delta_shadow(Worker &w, int layer) {
     GdnShared &g = *reinterpret_cast<GdnShared *>(w.s.work);
     const int head = (int)blockIdx.x / OUT_PARTS, part = (int)blockIdx.x % OUT_PARTS;
     const int kind = kind_index(layer), what = w.tid >> 7;
     const int slot = w.s.project_chunks[0] % SLOTS; /* of the state's first chunk */
-    if (w.warp >> 2 == part) {
+    if (w.warp >= 12) {
+        const int row = 32 * part + 8 * (w.warp & 3); /* the first of eight */
         const unsigned char *chunk = w.s.ring + step_slot(w.run, slot, part) * SLOT;
         const float4 *rows =
             reinterpret_cast<const float4 *>(chunk) + (w.warp & 3) * 8 * 32 + w.lane;
         float4 d = reinterpret_cast<const float4 *>(g.d)[w.lane];
         float decay = g.decay, kn = g.kn;
         float4 *to = reinterpret_cast<float4 *>(w.s.slot.state_out) +
-                     (((size_t)kind * VHEADS + head) * 128 + 8 * w.warp) * 32 + w.lane;
-#pragma unroll 2
+                     (((size_t)kind * VHEADS + head) * 128 + row) * 32 + w.lane;
+#pragma unroll 4
         for (int j = 0; j < 8; j++) {
-            float k = g.k[8 * w.warp + j] * kn;
+            float k = g.k[row + j] * kn;
             float4 x = rows[32 * j];
             to[32 * j] = {fmaf(k, d.x, decay * x.x), fmaf(k, d.y, decay * x.y),
                           fmaf(k, d.z, decay * x.z), fmaf(k, d.w, decay * x.w)};
@@ -143,11 +149,9 @@ __device__ __forceinline__ void delta_shadow(Worker &w, int layer) {
     w.leave_from(slot, STATE_SLOTS);
     if (part == 0 && (what == 2 || (what < 2 && head % 2 == 0))) {
         int channel = gdn_channel(w.tid, head);
-        const float *from = w.s.slot.conv_in + (size_t)kind * 3 * CONV + channel;
+        const float *from = &g.parts[0][0][0] + w.tid;
         float *to = w.s.slot.conv_out + (size_t)kind * 3 * CONV + channel;
-        to[0] = __ldg(from + CONV);
-        to[CONV] = __ldg(from + 2 * CONV);
-        to[2 * CONV] = __ldcg(w.a.x.proj + channel);
+        to[0] = from[0], to[CONV] = from[384], to[2 * CONV] = from[768];
     }
 }
 

@@ -9,8 +9,8 @@ namespace decode {
 
 __device__ __forceinline__ Share share_of(int row_tiles) {
     int b = blockIdx.x, n = gridDim.x;
-    int first = (int)((long long)row_tiles * b / n);
-    return {first, (int)((long long)row_tiles * (b + 1) / n) - first};
+    int first = row_tiles * b / n; /* at most 8,192 x 256 */
+    return {first, row_tiles * (b + 1) / n - first};
 }
 
 __device__ __forceinline__ bool is_attention(int layer) {
@@ -54,22 +54,13 @@ __device__ __forceinline__ Share find_shared_slices() {
     return {first, SHARED_SLICES * (j + 1) / blocks - first};
 }
 
-/* One thread, before all others read it. */
-__device__ __forceinline__ void plan_block(Shared &s, int pos) {
-    s.project[0] = share_of(row_tiles(GDN_ROWS));
-    s.project[1] = share_of(row_tiles(ATTN_ROWS));
-    s.project[2] = share_of(row_tiles(SHAPE_VOCAB));
-    s.shared_slices = find_shared_slices();
-    s.context = context_of(pos + 1);
-    for (int i = 0; i < 3; i++) s.project_chunks[i] = chunks(s.project[i].n * SLICES, SLOT_TILES);
-    int context = chunks(s.context.mine, KV_TOKENS);
-    s.mixer_chunks[0] = has_out(false) ? STATE_SLOTS + OUT_CHUNKS : 0;
-    s.mixer_chunks[1] = context + (has_out(true) ? OUT_CHUNKS : 0);
-    /* Router and the shared expert's first half: one row tile in each of the first blocks. */
-    int b = blockIdx.x;
-    s.route_chunks = b < SHARED_TILES                  ? chunks(SLICES, SLOT_TILES)
-                     : b < SHARED_TILES + ROUTER_TILES ? chunks(SLICES, BYTE_PER_SLOT)
-                                                       : 0;
+/* Three threads, i = 0, 1, 2, before all others read it. */
+__device__ __forceinline__ void plan_block(Shared &s, int i, int pos) {
+    Share share = share_of(row_tiles(i == 0 ? GDN_ROWS : i == 1 ? ATTN_ROWS : SHAPE_VOCAB));
+    s.project[i] = share;
+    s.project_chunks[i] = chunks(share.n * SLICES, SLOT_TILES);
+    if (i == 0) s.shared_slices = find_shared_slices();
+    if (i == 1) s.context = context_of(pos + 1);
 }
 
 /* Slots. Within a layer the chunks of the projection, of the mixer and of router and shared expert

@@ -1,6 +1,6 @@
-/* The producer warp: streams everything this block reads from memory in bulk into the ring, ahead of
- * the grid's barriers. Only the routed experts must wait for their stage: the producer itself reads
- * the router's scores and chooses the experts. */
+/* The producer warp: streams everything this block reads from memory in bulk into the ring, ahead
+ * of the grid's barriers. Only the routed experts must wait for their stage: the producer itself
+ * reads the router's scores and chooses the experts. */
 #ifndef LILY_CUDA_DECODE_PRODUCER_CUH
 #define LILY_CUDA_DECODE_PRODUCER_CUH
 
@@ -163,8 +163,7 @@ __device__ __forceinline__ Piece context_piece(const Shared &s, int layer) {
 
 /* Part of layer `layer`; kind: 0 DeltaNet, 1 attention, 2 head, of this layer and the next. */
 __device__ __forceinline__ Piece piece_of(const Shared &s, Part part, int layer, int kind, int next,
-                                          const uint8_t *next_tiles, bool routed,
-                                          int slice) {
+                                          const uint8_t *next_tiles, bool routed, int slice) {
     constexpr unsigned DOWN_SLICE = DOWN_TILES * TILE_DOWN_BYTES;
     constexpr unsigned IN = 2 * SLICES * TILE_WIDE_BYTES;
     const decode_layer &w = s.layers[1][0];
@@ -194,8 +193,8 @@ __device__ __forceinline__ Piece piece_of(const Shared &s, Part part, int layer,
     } else if (part == ROUTER) {
         bool shared = b < SHARED_TILES;
         unsigned each = SLICES * (shared ? TILE_WIDE_BYTES : TILE_BYTE_BYTES);
-        p.from = shared ? w.shared_in + (size_t)b * each
-                        : w.router + (size_t)(b - SHARED_TILES) * each;
+        p.from =
+            shared ? w.shared_in + (size_t)b * each : w.router + (size_t)(b - SHARED_TILES) * each;
         p.bytes = b < SHARED_TILES + ROUTER_TILES ? each : 0;
         p.chunk = shared ? SLOT : BYTE_PER_SLOT * TILE_BYTE_BYTES;
     } else {

@@ -19,7 +19,8 @@ enum Kind {
     LOGITS   /* final norm, head */
 };
 
-/* ---- fronts ----------------------------------------------------------------------------------- */
+/* ---- fronts -----------------------------------------------------------------------------------
+ */
 
 /* Inputs 4 lane .. + 3 of the warp's slice of the embedding row. */
 __device__ __forceinline__ void embed(const Worker &w, int token, int slice, float (&x)[4]) {
@@ -44,7 +45,7 @@ __device__ __forceinline__ void embed(const Worker &w, int token, int slice, flo
 __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, int token,
                                            const decode_layer &l) {
     int slice = w.warp % SLICES;
-    const float *norm = kind == PROJECT ? l.input_norm
+    const float *norm = kind == PROJECT  ? l.input_norm
                         : kind == LOGITS ? w.a.final_norm
                                          : l.post_norm;
     float4 weight = __ldg(reinterpret_cast<const float4 *>(norm + slice * 128) + w.lane);
@@ -54,23 +55,14 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, int 
     uint32_t word = 0;
     if (next) word = __ldg(reinterpret_cast<const uint32_t *>(w.a.layers + layer + 1) + w.lane);
     float h[4];
-#ifdef DECODE_DRY
-    int pass = 0;
-#pragma unroll 1
-    for (; pass < 2; pass++) {
-    asm volatile("" : "+r"(pass));
-    if (pass == 0) {
-        h[0] = h[1] = h[2] = h[3] = 0.5f;
-    } else
-#endif
     if (kind == PROJECT && layer == 0) {
         embed(w, token, slice, h);
         w.mark(0);
         if (blockIdx.x == 0 && w.warp < SLICES) { /* the residual stream begins */
-            long long *to = w.a.x.h + residual_at(slice * 128 + 4 * w.lane, 0);
 #pragma unroll
             for (int i = 0; i < 4 * COPIES; i++) {
-                to[i / 4 * 128 + i % 4] = i < 4 ? __float2ll_rn(h[i % 4] * ONE) : 0;
+                long long *to = w.a.x.h + residual_at(slice * 128 + 4 * w.lane + i % 4, i / 4);
+                *to = i < 4 ? __float2ll_rn(h[i % 4] * ONE) : 0;
             }
         }
     } else {
@@ -78,11 +70,13 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, int 
         /* Blocks with no part in the router are in no hurry and leave the cache to the others. */
         bool idle = kind == ROUTE && (int)blockIdx.x >= SHARED_TILES + ROUTER_TILES;
         if (idle) __nanosleep(400);
-        const longlong2 *from = reinterpret_cast<const longlong2 *>(
-            w.a.x.h + residual_at(slice * 128 + 4 * w.lane, 0));
+        const longlong2 *from =
+            reinterpret_cast<const longlong2 *>(w.a.x.h + slice * (128 * COPIES)) + w.lane;
         longlong2 p[COPIES], q[COPIES];
 #pragma unroll
-        for (int i = 0; i < COPIES; i++) p[i] = __ldcg(from + 64 * i), q[i] = __ldcg(from + 64 * i + 1);
+        for (int i = 0; i < COPIES; i++) {
+            p[i] = __ldcg(from + 64 * i), q[i] = __ldcg(from + 64 * i + 32);
+        }
 #pragma unroll
         for (int i = 1; i < COPIES; i++) {
             p[0].x += p[i].x, p[0].y += p[i].y, q[0].x += q[i].x, q[0].y += q[i].y;
@@ -92,16 +86,14 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, int 
     }
     if (next) reinterpret_cast<uint32_t *>(&w.s.layers[0][(layer + 1) & 1])[w.lane] = word;
     const float x[4] = {h[0] * weight.x, h[1] * weight.y, h[2] * weight.z, h[3] * weight.w};
-    quantise(x, w.scratch());
     float squares = warp_sum((h[0] * h[0] + h[1] * h[1]) + (h[2] * h[2] + h[3] * h[3]));
+    quantise(x, w.scratch());
     if (w.lane == 0) w.s.squares[w.warp] = squares;
     __syncwarp();
-#ifdef DECODE_DRY
-    }
-#endif
 }
 
-/* ---- backs ------------------------------------------------------------------------------------ */
+/* ---- backs ------------------------------------------------------------------------------------
+ */
 
 /* Row tiles between barriers of the block: whole pairs of chunks. */
 constexpr int ROUND = SLICES < 4 ? WARPS / SLICES : 4;
@@ -165,7 +157,8 @@ __device__ __forceinline__ void end_step(Worker &w) {
     counter[1] = 0;
 }
 
-/* ---- the step --------------------------------------------------------------------------------- */
+/* ---- the step ---------------------------------------------------------------------------------
+ */
 
 /* What a stage multiplies. */
 struct Product {
@@ -218,13 +211,13 @@ __device__ __forceinline__ void multiply(Worker &w, Kind kind, const Product &p,
 #pragma unroll 1
     for (int round = 0, buffer = 0; round < p.tiles; round += ROUND_TILES, buffer ^= 1) {
         float *parts = w.work() + buffer * (ROUND_TILES * 32);
-        int end = min(ROUND_TILES, p.tiles - round);
+        int end = min(ROUND_TILES, p.tiles - round), base = 0;
 #pragma unroll 1
         for (int first = 0; first < end; first += WARPS) {
             int tile = first + w.warp;
             if (tile < end) {
                 const unsigned char *at =
-                    w.chunk(w.warp / SLOT_TILES) + w.warp % SLOT_TILES * p.tile_bytes;
+                    w.chunk(base + w.warp / SLOT_TILES) + w.warp % SLOT_TILES * p.tile_bytes;
                 if (first == 0) w.mark(2);
                 float y;
                 if (p.tile_bytes == TILE_BYTE_BYTES) {
@@ -233,14 +226,21 @@ __device__ __forceinline__ void multiply(Worker &w, Kind kind, const Product &p,
                     y = wide_tile(at, x);
                 }
                 if (p.out) {
-                    int row = p.row + tile * 32 + w.lane, copy = (int)blockIdx.x / OUT_PARTS % COPIES;
+                    int row = p.row + tile * 32 + w.lane,
+                        copy = (int)blockIdx.x / OUT_PARTS % COPIES;
                     residual_add(w.a.x.h + residual_at(row, copy), y, w.a.x.counter + 2);
                 } else {
                     parts[tile * 32 + w.lane] = y;
                 }
             }
-            w.leave(end - first > SLOT_TILES ? 2 : 1);
+            if (kind == LOGITS) {
+                w.leave(end - first > SLOT_TILES ? 2 : 1);
+                base = 0;
+            } else {
+                base += 2;
+            }
         }
+        if (base) w.leave(chunks(end, SLOT_TILES));
         if (p.out) break;
         w.mark(3);
         sync_consumers();

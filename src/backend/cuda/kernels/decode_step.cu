@@ -10,7 +10,8 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 1)
     Shared &s = *reinterpret_cast<Shared *>(memory);
     int tid = threadIdx.x;
     if (tid < (int)(sizeof(cuda_slot) / 4)) {
-        reinterpret_cast<uint32_t *>(&s.slot)[tid] = reinterpret_cast<const uint32_t *>(a.slot)[tid];
+        reinterpret_cast<uint32_t *>(&s.slot)[tid] =
+            reinterpret_cast<const uint32_t *>(a.slot)[tid];
     } else if (tid >= 64 && tid < 64 + (int)(sizeof(decode_layer) / 4)) {
         reinterpret_cast<uint32_t *>(&s.layers[0][0])[tid - 64] =
             reinterpret_cast<const uint32_t *>(a.layers)[tid - 64];
@@ -20,8 +21,8 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 1)
         s.sine[tid - 128] = sinf(angle);
     } else if (tid >= 256 && tid < 256 + HEAD * 2 / 4) {
         reinterpret_cast<uint32_t *>(s.zeros)[tid - 256] = 0;
-    } else if (tid == 416) {
-        plan_block(s, a.slot->pos);
+    } else if (tid >= 416 && tid < 419) {
+        plan_block(s, tid - 416, a.slot->pos);
     } else if (tid == 448) {
         for (int i = 0; i < SLOTS; i++) {
             barrier_init(&s.full[i], 1);

@@ -23,7 +23,8 @@ struct Worker {
     /* Where the time goes, when built to tell: mark m of the stage. */
     __device__ __forceinline__ void mark(int m) {
 #ifdef DECODE_PROFILE
-        if (a.clocks && tid == 0) a.clocks[(stage * gridDim.x + blockIdx.x) * DECODE_MARKS + m] = clock64();
+        if (a.clocks && tid == 0)
+            a.clocks[(stage * gridDim.x + blockIdx.x) * DECODE_MARKS + m] = clock64();
 #endif
     }
 
@@ -64,7 +65,9 @@ struct Worker {
 };
 
 /* Barrier of the first four warps. */
-__device__ __forceinline__ void sync_four() { asm volatile("bar.sync 2, 128;" ::: "memory"); }
+__device__ __forceinline__ void sync_four() {
+    asm volatile("bar.sync 2, 128;" ::: "memory");
+}
 
 } /* namespace decode */
 
