@@ -7,7 +7,7 @@
 #include "backend/cuda/cuda.h"
 
 /* Shared memory of a grouped product's tile of so many rows, see kernels/gemm.cuh. */
-#define TILE_SHARED(rows) (2 * ((rows)*128 + 128 * 128))
+#define TILE_SHARED(rows) (((rows) >= 128 ? 3 : 4) * (rows)*128 + 2 * 128 * 128)
 
 enum { FLASH_SHARED = 64 * 512 + 4 * 32 * 512, THIN_SHARED = 32 * 1024 + 32 * 16, MAX_COLS = 4096 };
 
