@@ -75,7 +75,10 @@ def constants(shape: str) -> dict[str, int]:
         unit.write_text(program, encoding="utf-8")
         subprocess.run(["cc", "-std=c11", str(unit), "-o", str(binary)], check=True)
         out = subprocess.run([str(binary)], check=True, capture_output=True, text=True).stdout
-    return {name: int(value) for name, value in (line.split() for line in out.splitlines())}
+    values = {name: int(value) for name, value in (line.split() for line in out.splitlines())}
+    for name in [n for n in values if n.endswith("CODES")]:  # scales and biases follow unnamed
+        values |= {name[:-5] + part: values[name] + i for i, part in ((1, "SCALES"), (2, "BIASES"))}
+    return values
 
 
 class Grid(c.Structure):

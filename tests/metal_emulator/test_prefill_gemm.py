@@ -285,7 +285,7 @@ def test_an_expert_row_is_the_same_in_every_block() -> None:
 def touched(report: Report, prefix: str, shape: str) -> tuple[dict[str, int], dict[str, int]]:
     """Unique bytes read and written, by binding."""
     c = pm.constants(shape)
-    names = {c[k]: k for k in pm.enumerators() if k.startswith(f"{prefix}_")}
+    names = {i: k for k, i in c.items() if k.startswith(f"{prefix}_")}
     sums = ({}, {})
     for index, usage in report.usage.items():
         name = names[index].removeprefix(f"{prefix}_").lower()

@@ -58,8 +58,8 @@ static void gemm_multi(const struct chunk *c, const struct metal_mat *const *mat
             continue;
         }
         graph_bind(c->g, at + PREFILL_MULTI_CODES, mats[0]->buffer, mats[0]->codes);
-        graph_bind(c->g, at + PREFILL_MULTI_SCALES, mats[0]->buffer, mats[0]->scales);
-        graph_bind(c->g, at + PREFILL_MULTI_BIASES, mats[0]->buffer, mats[0]->biases);
+        graph_bind(c->g, at + PREFILL_MULTI_CODES + 1, mats[0]->buffer, mats[0]->scales);
+        graph_bind(c->g, at + PREFILL_MULTI_CODES + 2, mats[0]->buffer, mats[0]->biases);
         graph_bind(c->g, at + PREFILL_MULTI_Y, outs[0], 0);
     }
     graph_args(c->g, PREFILL_MULTI_ARGS, &args, sizeof args);

@@ -44,8 +44,9 @@ kernel void decode_router(
     const float r = decode_stage_norm<SHAPE_HIDDEN, DECODE_ROUTER_THREADS>(h, norm, x, sums,
                                                                            partial, thread_index);
     if (group == 0) {
-        for (uint i = thread_index; i < SHAPE_HIDDEN / 4; i += DECODE_ROUTER_THREADS)
+        for (uint i = thread_index; i < SHAPE_HIDDEN / 4; i += DECODE_ROUTER_THREADS) {
             normed[i] = h[i] * norm[i] * r;
+        }
     }
     if (group < BYTE_GROUPS) {
         const uint wave = (group * 8 + simdgroup) * BYTE_WAVE;

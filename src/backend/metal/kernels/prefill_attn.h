@@ -191,8 +191,9 @@ inline void attn_add_values(thread attn_rows &r, thread simdgroup_float8x8 *weig
         }
     }
     UNROLL
-    for (uint s = 0; s + ATTN_VALUE_ROWS / 8 < ATTN_STEPS; s++)
+    for (uint s = 0; s + ATTN_VALUE_ROWS / 8 < ATTN_STEPS; s++) {
         weights[s] = weights[s + ATTN_VALUE_ROWS / 8];
+    }
 }
 
 /* ---- joining spans; the same bits whoever does it */

@@ -11,8 +11,8 @@ KERNEL_THREADS(PREFILL_ROW_THREADS)
 kernel void prefill_embed(constant prefill_embed_args &args [[buffer(PREFILL_EMBED_ARGS)]],
                           device const int *ids [[buffer(PREFILL_EMBED_IDS)]],
                           device const uint *codes [[buffer(PREFILL_EMBED_CODES)]],
-                          device const ushort *scales [[buffer(PREFILL_EMBED_SCALES)]],
-                          device const ushort *biases [[buffer(PREFILL_EMBED_BIASES)]],
+                          device const ushort *scales [[buffer(PREFILL_EMBED_CODES + 1)]],
+                          device const ushort *biases [[buffer(PREFILL_EMBED_CODES + 2)]],
                           device float4 *h [[buffer(PREFILL_EMBED_H)]],
                           uint row [[threadgroup_position_in_grid]],
                           uint thread_index [[thread_index_in_threadgroup]]) {

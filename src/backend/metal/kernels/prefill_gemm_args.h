@@ -4,10 +4,10 @@
  *
  * A chunk has n rows, 1 <= n <= PREFILL_MAX_ROWS. H, E, I, V, K are SHAPE_HIDDEN, SHAPE_EXPERTS,
  * SHAPE_EXPERT_WIDTH, SHAPE_VOCAB, SHAPE_TOP_K. bf16 are two bytes. A quantised matrix [rows, cols]
- * is three bindings: codes [rows][cols * bits / 8] bytes, scales and biases bf16 [rows][cols / 64];
- * codes are bound at a multiple of 16 bytes, all activations likewise. Grids count threadgroups;
- * all threadgroups have the full size. Unless a line says otherwise a kernel reads its inputs whole
- * and writes its outputs whole.
+ * is three bindings in a row, of which only the first is named: codes [rows][cols * bits / 8] bytes
+ * at a multiple of 16, then scales and biases bf16 [rows][cols / 64]. Activations lie at multiples
+ * of 16 bytes. Grids count threadgroups; all threadgroups have the full size. Unless a line says
+ * otherwise a kernel reads its inputs whole and writes its outputs whole.
  *
  * prefill_tensor.metal (language 4.0) has prefill_gemm, _gemm_multi, _gemm_silu, _experts_up and
  * _experts_down once more, by tensor operations, under these names with _tensor behind them. */
@@ -32,11 +32,9 @@
  * reads ids 4n, of codes n rows of H/2, of scales and biases n rows of H/32; writes h 4nH */
 enum prefill_embed_binding {
     PREFILL_EMBED_ARGS,
-    PREFILL_EMBED_IDS,    /* int32 [n] */
-    PREFILL_EMBED_CODES,  /* 4 bits [V, H] */
-    PREFILL_EMBED_SCALES, /* bf16 [V, H/64] */
-    PREFILL_EMBED_BIASES, /* bf16 [V, H/64] */
-    PREFILL_EMBED_H       /* out float [n][H] */
+    PREFILL_EMBED_IDS,                        /* int32 [n] */
+    PREFILL_EMBED_CODES,                      /* 4 bits [V, H] */
+    PREFILL_EMBED_H = PREFILL_EMBED_CODES + 3 /* out float [n][H] */
 };
 struct prefill_embed_args {
     uint32_t rows; /* n */
@@ -66,9 +64,7 @@ enum prefill_gemm_binding {
     PREFILL_GEMM_ARGS,
     PREFILL_GEMM_X, /* bf16 [n][cols] */
     PREFILL_GEMM_CODES,
-    PREFILL_GEMM_SCALES,
-    PREFILL_GEMM_BIASES,
-    PREFILL_GEMM_Y
+    PREFILL_GEMM_Y = PREFILL_GEMM_CODES + 3
 };
 struct prefill_gemm_args {
     uint32_t rows;     /* n */
@@ -86,10 +82,8 @@ struct prefill_gemm_args {
 enum prefill_multi_binding {
     PREFILL_MULTI_ARGS,
     PREFILL_MULTI_X,     /* bf16 [n][cols] */
-    PREFILL_MULTI_CODES, /* this and the next three of part 0 */
-    PREFILL_MULTI_SCALES,
-    PREFILL_MULTI_BIASES,
-    PREFILL_MULTI_Y
+    PREFILL_MULTI_CODES, /* this and Y of part 0 */
+    PREFILL_MULTI_Y = PREFILL_MULTI_CODES + 3
 };
 struct prefill_multi_args {
     uint32_t rows;
@@ -105,12 +99,8 @@ enum prefill_silu_binding {
     PREFILL_SILU_ARGS,
     PREFILL_SILU_X, /* bf16 [n][cols] */
     PREFILL_SILU_GATE_CODES,
-    PREFILL_SILU_GATE_SCALES,
-    PREFILL_SILU_GATE_BIASES,
-    PREFILL_SILU_UP_CODES,
-    PREFILL_SILU_UP_SCALES,
-    PREFILL_SILU_UP_BIASES,
-    PREFILL_SILU_Y /* out bf16 [n][out_rows] */
+    PREFILL_SILU_UP_CODES = PREFILL_SILU_GATE_CODES + 3,
+    PREFILL_SILU_Y = PREFILL_SILU_UP_CODES + 3 /* out bf16 [n][out_rows] */
 };
 struct prefill_silu_args {
     uint32_t rows;
@@ -118,23 +108,20 @@ struct prefill_silu_args {
     uint32_t out_rows; /* rows of each matrix, a multiple of 32 */
 };
 
-/* ---- prefill_router: the eight experts of each row, their weights, the shared expert's gate
+/* ---- prefill_router: the eight experts of each row, by descending logit, ties by ascending id,
+ * with their weights; the shared expert's gate
  * reads h 4nH, r 4n, weight 4H, router and shared gate (8 bits); writes ids 16n, weights 32n,
  * gate 4n */
 enum prefill_router_binding {
     PREFILL_ROUTER_ARGS,
-    PREFILL_ROUTER_H,      /* float [n][H] */
-    PREFILL_ROUTER_R,      /* float [n], from prefill_norm */
-    PREFILL_ROUTER_WEIGHT, /* float [H], the same norm's */
-    PREFILL_ROUTER_CODES,  /* 8 bits [E, H] */
-    PREFILL_ROUTER_SCALES,
-    PREFILL_ROUTER_BIASES,
-    PREFILL_ROUTER_GATE_CODES, /* 8 bits [1, H] */
-    PREFILL_ROUTER_GATE_SCALES,
-    PREFILL_ROUTER_GATE_BIASES,
-    PREFILL_ROUTER_IDS,     /* out uint16 [n][8], by descending logit, ties by ascending id */
-    PREFILL_ROUTER_WEIGHTS, /* out float [n][8], sum 1 */
-    PREFILL_ROUTER_GATE     /* out float [n], sigmoid of the shared expert's scalar */
+    PREFILL_ROUTER_H,                                     /* float [n][H] */
+    PREFILL_ROUTER_R,                                     /* float [n], from prefill_norm */
+    PREFILL_ROUTER_WEIGHT,                                /* float [H], the same norm's */
+    PREFILL_ROUTER_CODES,                                 /* 8 bits [E, H] */
+    PREFILL_ROUTER_GATE_CODES = PREFILL_ROUTER_CODES + 3, /* 8 bits [1, H] */
+    PREFILL_ROUTER_IDS = PREFILL_ROUTER_GATE_CODES + 3,   /* out uint16 [n][8], descending */
+    PREFILL_ROUTER_WEIGHTS,                               /* out float [n][8], sum 1 */
+    PREFILL_ROUTER_GATE /* out float [n], sigmoid of the shared expert's scalar */
 };
 struct prefill_router_args {
     uint32_t rows;
@@ -161,12 +148,8 @@ enum prefill_up_binding {
     PREFILL_UP_ARGS,
     PREFILL_UP_X,          /* bf16 [n][H] */
     PREFILL_UP_GATE_CODES, /* 4 bits [I, H] of expert 0 */
-    PREFILL_UP_GATE_SCALES,
-    PREFILL_UP_GATE_BIASES,
-    PREFILL_UP_UP_CODES,
-    PREFILL_UP_UP_SCALES,
-    PREFILL_UP_UP_BIASES,
-    PREFILL_UP_SORTED,
+    PREFILL_UP_UP_CODES = PREFILL_UP_GATE_CODES + 3,
+    PREFILL_UP_SORTED = PREFILL_UP_UP_CODES + 3,
     PREFILL_UP_BLOCKS,
     PREFILL_UP_ACT /* out bf16 [8n][I], in sorted order */
 };
@@ -177,9 +160,7 @@ enum prefill_down_binding {
     PREFILL_DOWN_ARGS,
     PREFILL_DOWN_ACT,   /* bf16 [8n][I] */
     PREFILL_DOWN_CODES, /* 4 bits [H, I] of expert 0 */
-    PREFILL_DOWN_SCALES,
-    PREFILL_DOWN_BIASES,
-    PREFILL_DOWN_SORTED,
+    PREFILL_DOWN_SORTED = PREFILL_DOWN_CODES + 3,
     PREFILL_DOWN_BLOCKS,
     PREFILL_DOWN_WEIGHTS, /* float [n][8] */
     PREFILL_DOWN_OUT      /* out bf16 [n][8][H], by pair */

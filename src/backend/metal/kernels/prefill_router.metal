@@ -58,9 +58,10 @@ inline void router_put_x(thread const router_input &in, router_memory t, uint st
 inline void router_put(thread const router_input &in, quantised w, router_memory t, uint step,
                        uint thread_index) {
     if (thread_index < 128) router_put_x(in, t, step, thread_index); /* whole simdgroups */
-    for (uint i = thread_index; i < SHAPE_EXPERTS * 4; i += PREFILL_ROUTER_THREADS)
+    for (uint i = thread_index; i < SHAPE_EXPERTS * 4; i += PREFILL_ROUTER_THREADS) {
         t.w[i / 4 * (ROUTER_W_BYTES / 16) + i % 4] =
             w.codes[i / 4 * (SHAPE_HIDDEN / 16) + step * 4 + i % 4];
+    }
     for (uint e = thread_index; e < SHAPE_EXPERTS; e += PREFILL_ROUTER_THREADS) {
         const uint group = e * (SHAPE_HIDDEN / SHAPE_GROUP) + step;
         t.factors[2 * e] = bf16_value(w.scales[group]);
@@ -129,8 +130,9 @@ inline void router_choose(threadgroup const uint *logits, device ushort *ids, de
                           uint lane) {
     uint keys[ROUTER_KEYS];
     UNROLL
-    for (uint i = 0; i < ROUTER_KEYS; i++)
+    for (uint i = 0; i < ROUTER_KEYS; i++) {
         keys[i] = max(ordered_key(as_type<float>(logits[i * 32 + lane])), 1u);
+    }
     uint first = 0;
     float mine = 0.0f;
     float total = 0.0f;
@@ -147,8 +149,9 @@ inline void router_choose(threadgroup const uint *logits, device ushort *ids, de
         const uint largest = simd_max(best);
         const uint expert = simd_min(best == largest ? at * 32 + lane : (uint)SHAPE_EXPERTS);
         UNROLL
-        for (uint i = 0; i < ROUTER_KEYS; i++)
+        for (uint i = 0; i < ROUTER_KEYS; i++) {
             if (i * 32 + lane == expert) keys[i] = 0;
+        }
         if (rank == 0) first = largest;
         const float share = precise::exp(ordered_value(largest) - ordered_value(first));
         total += share;
@@ -180,11 +183,13 @@ kernel void prefill_router(constant prefill_router_args &args [[buffer(PREFILL_R
                            device const float *r [[buffer(PREFILL_ROUTER_R)]],
                            device const float4 *weight [[buffer(PREFILL_ROUTER_WEIGHT)]],
                            device const uint4 *codes [[buffer(PREFILL_ROUTER_CODES)]],
-                           device const ushort *scales [[buffer(PREFILL_ROUTER_SCALES)]],
-                           device const ushort *biases [[buffer(PREFILL_ROUTER_BIASES)]],
+                           device const ushort *scales [[buffer(PREFILL_ROUTER_CODES + 1)]],
+                           device const ushort *biases [[buffer(PREFILL_ROUTER_CODES + 2)]],
                            device const uint *gate_codes [[buffer(PREFILL_ROUTER_GATE_CODES)]],
-                           device const ushort *gate_scales [[buffer(PREFILL_ROUTER_GATE_SCALES)]],
-                           device const ushort *gate_biases [[buffer(PREFILL_ROUTER_GATE_BIASES)]],
+                           device const ushort *gate_scales
+                           [[buffer(PREFILL_ROUTER_GATE_CODES + 1)]],
+                           device const ushort *gate_biases
+                           [[buffer(PREFILL_ROUTER_GATE_CODES + 2)]],
                            device ushort *ids [[buffer(PREFILL_ROUTER_IDS)]],
                            device float *weights [[buffer(PREFILL_ROUTER_WEIGHTS)]],
                            device float *gate [[buffer(PREFILL_ROUTER_GATE)]],

@@ -120,8 +120,9 @@ inline void tile_multiply(thread tile_totals<FN, FM> &totals, tile_memory t, til
             const simdgroup_float8x8 w =
                 matrix_of_bf16(words_w[row * TILE_W_WORDS + k * 4 + p.pair]);
             UNROLL
-            for (int j = 0; j < FM; j++)
+            for (int j = 0; j < FM; j++) {
                 simdgroup_multiply_accumulate(sum[i][j], w, x[j], sum[i][j]);
+            }
         }
     }
     UNROLL
