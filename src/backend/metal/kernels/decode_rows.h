@@ -188,8 +188,8 @@ inline void decode_rows_out(quantised m, uint first, uint rows, float r,
     }
 }
 
-/* The same of two matrices that are used in pairs: silu(gate x) * up x. r: decode_stage_norm's, or
- * 1. */
+/* As decode_rows, of two matrices that are used in pairs: silu(gate x) * up x. r: that of
+ * decode_stage_norm, or 1. */
 template <int COLS, int R>
 inline void decode_pairs(quantised gate, quantised up, uint first, uint rows, float r,
                          threadgroup const float4 *x, threadgroup const float *sums, uint lane,

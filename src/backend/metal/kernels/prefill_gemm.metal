@@ -13,7 +13,7 @@ using namespace metal;
  * operations (69 G). */
 
 /* Binding of part p of prefill_gemm_multi. */
-#define MULTI(name, p) (PREFILL_MULTI_##name + (p)*PREFILL_MULTI_STRIDE)
+#define MULTI(name, p) (PREFILL_MULTI_##name + PREFILL_MULTI_STRIDE * (p))
 
 /* One matrix of a launch: its part of W from row n0 on, and what becomes of the sums. */
 struct gemm_part {
