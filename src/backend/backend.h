@@ -182,8 +182,9 @@ struct backend {
 
     /* Recurrent and convolution state at the current position: the part that cannot be truncated.
      * state_new allocates all that a state needs; states are freed before their model. restore sets
-     * the position to pos, at most the tokens whose KV the session holds; from is a saved or
-     * imported state. export and import copy state_bytes in a layout of the backend's own. */
+     * the position to pos, at most the tokens whose KV the session holds (a token read gives up the
+     * rows behind it); from is a saved or imported state. export and import copy state_bytes in a
+     * layout of the backend's own. */
     size_t (*state_bytes)(const struct backend_model *m);
     int (*state_new)(struct backend_model *m, struct backend_state **out, lily_err *err);
     void (*state_free)(struct backend_state *state); /* NULL is fine */

@@ -82,21 +82,21 @@ int engine_choose(const struct backend *const *all, const char *name, bool weigh
         if (is_ref(all[i]) != weights_16_bit) continue;
         all[i]->probe(&probe);
         if (!probe.usable) {
-            buf_printf(&why_not, "%s: %s; ", all[i]->name, probe.reason);
+            buf_printf(&why_not, "; not %s: %s", all[i]->name, probe.reason);
             continue;
         }
         if (weights_16_bit) {
             snprintf(reason, n, "the weights are unquantised, which only ref runs");
         } else {
-            snprintf(reason, n, "the best usable one: %s%s%s", probe.reason,
-                     why_not.len ? "; not " : "", why_not.len ? why_not.data : "");
+            snprintf(reason, n, "the best usable one: %s%s", probe.reason,
+                     why_not.len ? why_not.data : "");
         }
         buf_free(&why_not);
         *out = all[i];
         return 0;
     }
     int rc = ERR(err, LILY_EBACKEND,
-                 "backend: none is usable here: %sthe slow reference, ref, runs everywhere",
+                 "backend: none is usable here%s; the slow reference, ref, runs everywhere",
                  why_not.len ? why_not.data : "");
     buf_free(&why_not);
     return rc;
@@ -201,6 +201,7 @@ static bool next_backend(lily_engine *e, const struct backend *const *all, const
                e->backend->name);
     buf_printf(failures, "; %s failed to open: %s", failed->name, err->msg);
     snprintf(e->reason, sizeof e->reason, "%s%s", reason, failures->data ? failures->data : "");
+    err_clean(e->reason); /* it may end inside a character */
     return true;
 }
 

@@ -142,7 +142,7 @@ int engine_plan(const struct backend *const *all, const struct backend_planner *
     const struct shape *s;
     plan_fn plan;
     *json = NULL;
-    int rc = choose(all, plans, o->backend, &plan, err);
+    int rc = choose(all, plans, o->backend ? o->backend : "", &plan, err);
     if (!rc) rc = choose_shape(o->shape ? o->shape : shape_all[0]->name, o->layers, &s, err);
     if (rc) return rc;
     int32_t layers = o->layers ? o->layers : s->layers;

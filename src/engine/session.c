@@ -246,18 +246,23 @@ static int32_t go_back(lily_session *s, const int32_t *ids, int32_t n) {
     return 0;
 }
 
+/* One call of the backend, which reads some of step's tokens. */
+static int prefill(lily_session *s, struct prefill_step *step, lily_err *err) {
+    const struct backend *b = s->engine->backend;
+    int rc = b->prefill(s->backend, step, err);
+    if (rc || (step->done >= 1 && step->done <= step->n)) return rc;
+    return ERR(err, LILY_EBACKEND, "backend %s: read %d of %d tokens", b->name, step->done,
+               step->n);
+}
+
 /* Reads one chunk of ids[n] from pos; returns a code, and the new position in *pos. */
 static int read_chunk(lily_session *s, const int32_t *ids, int32_t n, int32_t *pos, lily_err *err) {
     int32_t stop = next_stop(s, *pos, n);
     struct prefill_step step = {
         .ids = ids + *pos, .n = stop - *pos, .logits = stop == n ? s->logits : NULL};
     truncate(s, *pos);
-    int rc = s->engine->backend->prefill(s->backend, &step, err);
+    int rc = prefill(s, &step, err);
     if (rc) return fail(s, rc);
-    if (step.done < 1 || step.done > step.n) {
-        return fail(s, ERR(err, LILY_EBACKEND, "backend %s: read %d of %d tokens",
-                           s->engine->backend->name, step.done, step.n));
-    }
     memcpy(s->tokens + *pos, ids + *pos, (size_t)step.done * sizeof *ids);
     s->held = *pos += step.done;
     if (is_stop(s, *pos)) take_checkpoint(s, *pos, false);
@@ -286,7 +291,7 @@ cancelled:
 /* ---- decoding -------------------------------------------------------------------------------- */
 
 /* Starts the step that appends id to the pos tokens so far; -1: the token that the step before
- * sampled. One slot; a scheduler will submit several. */
+ * sampled. */
 static int submit(lily_session *s, int32_t pos, int32_t id, lily_err *err) {
     if (pos >= s->context) {
         return ERR(err, LILY_ECONTEXT, "context: full with %d tokens; ask for a larger one", pos);
@@ -411,7 +416,6 @@ int lily_session_step(lily_session *s, int32_t id, lily_err *err) {
 static int score(lily_session *s, const int32_t *ids, size_t n, lily_logits_fn row, void *arg,
                  lily_err *err) {
     enum { ROWS = 64 }; /* logits rows held at once: 64 MB at 248,320 */
-    const struct backend *b = s->engine->backend;
     size_t vocab = (size_t)s->engine->weights->shape->vocab;
     int rc = check_ids(s, ids, n, err);
     if (rc) return rc;
@@ -422,7 +426,7 @@ static int score(lily_session *s, const int32_t *ids, size_t n, lily_logits_fn r
         size_t rest = n - pos;
         struct prefill_step step = {
             .ids = ids + pos, .n = rest < ROWS ? (int32_t)rest : ROWS, .all_logits = logits};
-        if ((rc = b->prefill(s->backend, &step, err))) break;
+        if ((rc = prefill(s, &step, err))) break;
         memcpy(s->tokens + pos, ids + pos, (size_t)step.done * sizeof *ids);
         s->held += step.done;
         for (int32_t i = 0; i < step.done && !rc; i++, pos++) {

@@ -74,6 +74,15 @@ static int broken(const struct weights *w, const struct backend_options *options
     return ERR(err, LILY_EBACKEND, "driver: found version 1, expected 2");
 }
 
+static int wordy(const struct weights *w, const struct backend_options *options,
+                 struct backend_model **out, lily_err *err) {
+    (void)w, (void)options;
+    char text[600] = "";
+    for (int i = 0; i < 149; i++) strcat(text, "\xf0\x9f\x8c\xb8"); /* four bytes each */
+    *out = NULL;
+    return ERR(err, LILY_EBACKEND, "%s", text);
+}
+
 static void open_on(struct lily_engine **out, const struct backend *first,
                     const struct backend *const *all, struct log *log, int expected,
                     lily_err *err) {
@@ -109,6 +118,25 @@ static void test_fallback(void **state) {
     assert_non_null(strstr(info.reason, "the best usable one: tests only; small failed to open: "));
     assert_non_null(strstr(info.reason, "; old failed to open: driver: found version 1"));
     lily_engine_close(e);
+
+    /* Those that could not be asked are told as well, and a long reason ends in whole characters.
+     */
+    const struct backend *const two[] = {&small, &absent, &backend_fake, NULL};
+    open_on(&e, &small, two, &log, 0, &err);
+    lily_engine_get_info(e, &info);
+    assert_string_equal(info.reason, "the best usable one: tests only; not absent: no such card; "
+                                     "small failed to open: context of 2048 tokens: gpu: found "
+                                     "8 GiB, expected 20");
+    lily_engine_close(e);
+    small.open = wordy;
+    open_on(&e, &small, two, &log, 0, &err);
+    lily_engine_get_info(e, &info);
+    assert_int_equal(strlen(info.reason), 511);
+    json_t *text = json_string(info.reason); /* NULL where it is no UTF-8 */
+    assert_non_null(text);
+    json_decref(text);
+    lily_engine_close(e);
+    small.open = full;
 
     open_on(&e, &small, NULL, &log, LILY_ENOMEM, &err); /* asked for by name */
     assert_null(e);

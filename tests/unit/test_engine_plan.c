@@ -146,6 +146,7 @@ static void test_refusals(void **state) {
     const int32_t far = 262144, negative = -1, none = 0, unlucky = 13;
     refused(&(lily_plan_options){.backend = "whole", .shape = "tiny"},
             "shape: found \"tiny\", expected one of qwen3.6-35b-a3b, mini");
+    refused(&(lily_plan_options){0}, "backend: found \"\"");
     refused(&(lily_plan_options){.backend = "whole", .layers = 6}, "layers: found 6");
     refused(&(lily_plan_options){.backend = "whole", .layers = 44}, "layers: found 44");
     refused(&(lily_plan_options){.backend = "whole", .layers = -4}, "layers: found -4");

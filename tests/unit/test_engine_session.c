@@ -322,6 +322,14 @@ static void test_backend_failures(void **state) {
     assert_int_equal(lily_session_step(s, 1, &err), LILY_EBACKEND);
     assert_int_equal(read_all(s, ids, 200), 0);
 
+    ids[100] ^= 1;
+    fake.chunk = -1; /* reads nothing, and says that all is well */
+    assert_int_equal(session_sync(s, ids, 200, NULL, NULL, &cached, &err), LILY_EBACKEND);
+    assert_string_equal(err.msg, "backend fake: read 0 of 192 tokens");
+    assert_int_equal(lily_session_score(s, ids, 200, NULL, NULL, &err), LILY_EBACKEND);
+    fake.chunk = 0;
+    read_all(s, ids, 200);
+
     ids[199] ^= 1;
     fake.restore_fails = true; /* costs time only */
     assert_int_equal(read_all(s, ids, 200), 0);
