@@ -1,6 +1,6 @@
 /* The persistent decode kernel alone: random weights of the compiled shape, one token checked
  * against a plain implementation that shares nothing with it but the tiles' index functions, then
- * speed at several depths. Build with nvcc only (tests/cuda/decode_bench.sh):
+ * speed at several depths. Built with nvcc alone (docs/cuda-decode.md):
  *   decode_bench check   values, determinism      decode_bench time [runs]   speed
  * With -DDECODE_PROFILE the time of each stage too, as block 0 sees it. */
 #include <algorithm>
