@@ -106,7 +106,7 @@ int child_run(const char *const *words, struct buf *out, lily_err *err) {
     struct buf errors = {0};
     struct child c;
     int status = 0;
-    for (int i = 0; words[i] && i < WORDS; i++) argv[i + 1] = (char *)(uintptr_t)words[i];
+    for (int i = 0; i < WORDS && words[i]; i++) argv[i + 1] = (char *)(uintptr_t)words[i];
     int rc = own_path(path, sizeof path, err);
     if (rc == LILY_OK) rc = start(&c, path, argv, err);
     if (rc != LILY_OK) return rc;

@@ -36,7 +36,9 @@ static void print_test(const json_t *test) {
            (int)json_integer_value(json_object_get(test, "layers")), text_of(test, "weights"));
     if (json_array_size(json_object_get(test, "items")) > 0)
         printf("  %-21s %-9s %-17s %s\n", "what", "result", "error, limit", "largest at, or why");
-    json_array_foreach(json_object_get(test, "items"), i, item) print_item(item);
+    json_array_foreach(json_object_get(test, "items"), i, item) {
+        print_item(item);
+    }
     if (json_object_get(test, "error")) printf("  %s\n", text_of(test, "error"));
     printf("  %s: %d passed, %d failed, %d untested\n",
            json_is_true(json_object_get(test, "passed")) ? "passed" : "FAILED",
@@ -58,17 +60,14 @@ static bool all_passed(const json_t *tests) {
 /* ---- the command ----------------------------------------------------------------------------- */
 
 /* The machine's document, with the tests' in it unless they are left out; NULL: failed. */
-static int examine(lily_selftest_options *o, bool tests, json_t **out, lily_err *err) {
-    struct work_bar bar = {0};
+static int examine(const lily_selftest_options *o, bool tests, json_t **out, lily_err *err) {
     char *text;
     int rc = lily_doctor(&text, err);
     if (rc) return rc;
     *out = take_json(text, "doctor");
     if (!*out || !tests) return LILY_OK;
-    o->progress = work_bar_update;
-    o->arg = &bar;
     rc = lily_selftest(o, &text, err);
-    work_bar_end(&bar);
+    work_bar_end(o->arg);
     if (rc) return rc;
     json_t *list = take_json(text, "self-test");
     return json_object_set_new(*out, "selftest", list) ? ERR_NOMEM(err, "doctor") : LILY_OK;
@@ -79,7 +78,9 @@ static void print_doctor(json_t *doc) {
     json_t *test, *tests = json_incref(json_object_get(doc, "selftest"));
     json_object_del(doc, "selftest");
     print_document(doc, NULL);
-    json_array_foreach(tests, i, test) print_test(test);
+    json_array_foreach(tests, i, test) {
+        print_test(test);
+    }
     if (tests && json_array_size(tests) == 0)
         printf("\nself-test: no backend that is usable here has one\n");
     json_decref(tests);
@@ -87,7 +88,8 @@ static void print_doctor(json_t *doc) {
 
 int cmd_doctor(int argc, char **argv) {
     bool json = false, no_test = false;
-    lily_selftest_options o = {0};
+    struct work_bar bar = {0};
+    lily_selftest_options o = {.progress = work_bar_update, .arg = &bar};
     const struct option options[] = {
         OPT(NAME, "model", 'm', &o.model, "PATH",
             "test with the first layers of this checkpoint instead of random weights"),
