@@ -16,7 +16,7 @@
 
 extern char **environ;
 
-enum { WORDS = 64, CHUNK = 65536, ENDS = 2 };
+enum { WORDS = 64, CHUNK = 65536, ENDS = 2, WAKE_MS = 200 };
 
 /* Where this program lies, whatever it was called as. */
 static int own_path(char *out, size_t room, lily_err *err) {
@@ -70,7 +70,10 @@ static bool collect(struct child *c, struct buf *texts[ENDS]) {
     bool whole = true, told = false;
     while (c->end[0].fd >= 0 || c->end[1].fd >= 0) {
         if (interrupted() && !told) told = kill(c->pid, SIGTERM) == 0;
-        if (poll(c->end, ENDS, -1) < 0 && errno != EINTR) return false;
+        /* Wakes by itself, since a signal may come just before it sleeps. */
+        int ready = poll(c->end, ENDS, WAKE_MS);
+        if (ready < 0 && errno != EINTR) return false;
+        if (ready <= 0) continue;
         for (int i = 0; i < ENDS; i++) {
             if (c->end[i].fd < 0 || !c->end[i].revents) continue;
             ssize_t n = read(c->end[i].fd, chunk, sizeof chunk);

@@ -494,6 +494,21 @@ def test_bench_report_leaves_out(lily, standin, tmp_path):
     assert all("262144" in r["why"] for r in doc["left_out"])
 
 
+def test_bench_report_interrupted(lily, standin, tmp_path):
+    """What was measured stays; the row that was running ends with the program."""
+    path = tmp_path / "report.json"
+    running = lily.start("bench", "-m", standin, "-p", "8,100000", "-n", "2", "-r", "9",
+                         "--backend", "ref", "--minutes", "10000", "--report", path, text=True)
+    lines = [running.stdout.readline() for _ in range(3)]
+    assert lines[1].startswith("prefill") and lines[2].startswith("decode")
+    time.sleep(0.5)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130 and "interrupted" in errors
+    doc = json.loads(path.read_text())
+    assert [r["n"] for r in doc["prefill"]] == [8] and doc["left_out"] == []
+
+
 def test_bench_report_of_nothing(lily, tmp_path):
     done = lily("bench", "-m", tmp_path / "absent", "--quick", "--report", tmp_path / "r.json")
     assert done.returncode == FAILED and "no row" in done.stderr
