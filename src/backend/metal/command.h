@@ -1,7 +1,7 @@
-/* One command buffer at a time in each of two slots: while the GPU works on one, the host records
- * and commits the next. No event is needed between them: a queue starts its command buffers in the
- * order of their commits, and Metal orders encoders that share a tracked buffer, which all buffers
- * here are; so step N + 1 reads the token slot that step N wrote.
+/* Command buffers. While the GPU works on one step, the host records and commits the next. No event
+ * is needed between them: a queue starts its command buffers in the order of their commits, and
+ * Metal orders encoders that share a tracked buffer, which all buffers here are; so step N + 1
+ * reads the token slot that step N wrote.
  *
  * Command buffers hold no references: the model outlives them, since every path that frees a buffer
  * waits first. */
