@@ -208,3 +208,13 @@ def test_usage_to_the_byte() -> None:
         edges = np.flatnonzero(np.diff(np.concatenate([[0], use, [0]])))
         want = list(zip(edges[::2].tolist(), edges[1::2].tolist()))
         assert usage[0].written == want and usage[1].read == [(0, n)]
+
+
+@pytest.mark.parametrize("byte", range(4))
+def test_smaller_cells_remember(byte: int) -> None:
+    """A word's writer is remembered for each of its bytes once one of them is accessed alone."""
+    body = (
+        "a[i] = i;\nsimdgroup_barrier(mem_flags::mem_none);\n"
+        f"if (((device uchar *)a)[4 * (i ^ 1) + {byte}] > 100) a[i] = 0;"
+    )
+    assert _run_small(_small(body)).kinds() == {"RACE"}

@@ -154,3 +154,33 @@ def test_language_3_has_no_tensors() -> None:
         front_end.build("#include <metal_stdlib>\n" + without, front_end.Options(language=320))
     with pytest.raises(front_end.MslError, match="mpp"):
         front_end.build("#include <metal_stdlib>\n" + without, front_end.Options(language=400))
+
+
+LONE_WRITER = """
+#include <metal_stdlib>
+#include <metal_tensor>
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+using namespace metal;
+using namespace mpp::tensor_ops;
+kernel void f(device float *c [[buffer(0)]], constant uint &writer [[buffer(1)]],
+              device float *b [[buffer(2)]], uint lane [[thread_index_in_simdgroup]]) {
+    threadgroup float row[16];
+    if (lane == writer)
+        for (int i = 0; i < 16; i++) row[i] = 1.0f;
+    auto left = tensor((threadgroup float *)row, dextents<int, 2>(16, 1));
+    auto right = tensor(b, dextents<int, 2>(16, 16));
+    auto out = tensor(c, dextents<int, 2>(16, 1));
+    matmul2d<matmul2d_descriptor(16, 16, 16), execution_simdgroup> operation;
+    operation.run(left, right, out);
+}
+"""
+
+
+@pytest.mark.parametrize("seed", cases.SEEDS)
+def test_whoever_wrote_without_a_barrier(seed: int) -> None:
+    """No thread's own write is excused because it may be the one that reads it."""
+    lib = Library(LONE_WRITER)
+    for writer in range(32):
+        buffers = {0: np.zeros(16, np.float32), 1: np.array([writer], np.uint32),
+                   2: np.ones((16, 16), np.float32)}  # fmt: skip
+        assert "RACE" in lib.run("f", (32,), (32,), buffers, seed).kinds(), writer
