@@ -217,4 +217,4 @@ def test_smaller_cells_remember(byte: int) -> None:
         "a[i] = i;\nsimdgroup_barrier(mem_flags::mem_none);\n"
         f"if (((device uchar *)a)[4 * (i ^ 1) + {byte}] > 100) a[i] = 0;"
     )
-    assert _run_small(_small(body)).kinds() == {"RACE"}
+    assert _run_small(_small(body), threads=32).kinds() == {"RACE"}
