@@ -220,3 +220,27 @@ def test_long_prefill_keeps_the_connection_alive(server, text_of):
             assert time.monotonic() - said < 2  # a comment each second of silence
             said = time.monotonic()
     server.wait_idle(30)
+
+
+def test_one_step_ahead(lily, standin):
+    """ref samples as a GPU does, the next step in flight while a token is sent. Clients that leave
+    then, stop strings and limits change nothing for the next request; a bias puts the host in the
+    device's place, with the same text."""
+    one = Server([lily.path, "serve", "-m", standin, "--port", "0", "--backend", "ref"],
+                 r"http://127\.0\.0\.1:(\d+)")
+    for more in [{}, {"temperature": 1, "seed": 3, "top_k": 20}]:
+        wanted = ask("Count.", max_tokens=12, ignore_eos=True, **more)
+        first = reply(one, wanted)["choices"][0]
+        for _ in range(2):
+            with one.raw() as raw:
+                raw.post(ask("Count.", stream=True, max_tokens=2000, ignore_eos=True, **more))
+                raw.read_until(b"_content")  # reasoning has begun
+            one.wait_idle(30)
+            one.wait_log("499 .*hang-up in decode")
+            assert reply(one, wanted)["choices"][0] == first
+        for n in (1, 2):
+            short = reply(one, {**wanted, "max_tokens": n})
+            assert short["usage"]["completion_tokens"] == n
+        assert reply(one, {**wanted, "logit_bias": {"0": 0}})["choices"][0] == first
+        assert reply(one, wanted)["choices"][0] == first
+    one.end()
