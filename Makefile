@@ -179,8 +179,17 @@ $(EMULATED)/portable_%.o: src/backend/cuda/kernels/portable_%.cu $(wildcard src/
 	$(Q)tests/cuda/emulator/kernels.sh mini portable_$* >$(@:.o=.cpp)
 	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $(@:.o=.cpp)
 ifeq ($(OS)$(ARCH),Linuxx86_64)
-cuda-emulator: $(BUILD)/cuda-emulated
+# The prompt kernels of sm_90a alone.
+$(EMULATED)/prefill.o: tests/cuda/emulator/prefill.cpp $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cu* tests/cuda/*.h tests/cuda/*.cu tests/cuda/emulator/*)
+	@mkdir -p $(@D)
+	@echo "  CXX  $< (emulated)"
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -c -o $@ $<
+$(BUILD)/prefill-emulated: $(EMULATED)/prefill.o $(EMULATED)/emulator.o
+	@echo "  LINK $@"
+	$(Q)$(CXX) -o $@ $^
+cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prefill-emulated
 	@$(BUILD)/cuda-emulated
+	@$(BUILD)/prefill-emulated check
 else
 cuda-emulator:
 	@echo "skipped: the CUDA emulator switches fibers in x86-64 code for Linux"

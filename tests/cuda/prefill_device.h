@@ -1,5 +1,10 @@
 /* Memory, launches and clocks of prefill_bench.cu. Memory is taken from one arena and given back
  * all at once. */
+#ifndef LILY_CUDA_PREFILL_DEVICE_H
+#define LILY_CUDA_PREFILL_DEVICE_H
+
+enum { EMULATED = 0 };
+
 static char *arena, *arena_at, *arena_end;
 
 #define CHECK(call)                                                                                \
@@ -83,3 +88,5 @@ template <class F> static double microseconds(int calls, F call) {
     std::sort(all.begin(), all.end());
     return 1000.0 * (double)all[all.size() / 2];
 }
+
+#endif

@@ -22,13 +22,11 @@ static const struct {
                {"prefill_deltanet", "prompt_gated_norm", 0},
                {"prefill_attention", "prompt_attention_rows", 0},
                {"prefill_attention", "prompt_flash", PREFILL_FLASH_SHARED},
-#define TILED(name, wgs, n, stages)                                                                \
-    { "prefill_gemm", name, PREFILL_TILE_SHARED(wgs, n, stages) }
-#define DENSE(wgs, n, stages) TILED("dense_" #wgs "_" #n, wgs, n, stages)
-#define EXPERTS(n, stages)                                                                         \
-    TILED("prompt_up_" #n, 2, n, stages), TILED("prompt_down_" #n, 2, n, stages)
-               PREFILL_DENSE_TILES(DENSE),
-               PREFILL_EXPERT_TILES(EXPERTS)};
+#define TILED(name, wgs, n, stages)     {"prefill_gemm", name, PREFILL_TILE_SHARED(wgs, n, stages)},
+#define DENSE(wgs, n, stages, at_least) TILED("dense_" #wgs "_" #n, wgs, n, stages)
+#define EXPERTS(n, stages, at_least)                                                               \
+    TILED("prompt_up_" #n, 2, n, stages) TILED("prompt_down_" #n, 2, n, stages)
+               PREFILL_DENSE_TILES(DENSE) PREFILL_EXPERT_TILES(EXPERTS)};
 
 enum { N_KERNELS = sizeof KERNELS / sizeof *KERNELS };
 

@@ -69,7 +69,7 @@ std::map<std::string, Kernel> &kernels() {
 }
 std::vector<Fiber> fibers(MOST_THREADS);
 std::vector<char> staged(MOST_THREADS *EXCHANGE_BYTES), exchanged(MOST_THREADS *EXCHANGE_BYTES);
-alignas(128) char shared[SHARED_BYTES];
+char *shared_end; /* dynamic shared memory ends here, before a page that faults */
 char *stacks;
 void *scheduler;
 Fiber *current;
@@ -80,6 +80,15 @@ const Kernel *kernel;
 void **arguments;
 const char *running = "";
 uint64_t seed = 1; /* of the order in which warps run */
+
+/* Memory with a page behind it that faults. size is a multiple of a page. */
+char *guarded(size_t size) {
+    enum { PAGE = 4096 };
+    void *p = mmap(nullptr, size + PAGE, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED || mprotect((char *)p + size, PAGE, PROT_NONE)) abort();
+    return (char *)p;
+}
 
 [[noreturn]] void die(const char *what) {
     fprintf(stderr, "emulated card: kernel %s: %s\n", running, what);
@@ -135,7 +144,7 @@ void run_warp(unsigned first) {
 
 /* One block; warps run in a random order between barriers, so that a missing barrier shows. */
 void run_block(const dim3 &block, const dim3 &size, const dim3 &grid) {
-    memset(shared, 0xff, shared_bytes); /* NaN: nothing may be read before it is written */
+    memset(shared_end - shared_bytes, 0xff, shared_bytes); /* NaN: nothing may be read before it is written */
     for (unsigned i = 0; i < n_threads; i++) {
         prepare(i);
         fibers[i].context = {{i, 0, 0}, block, size, grid};
@@ -164,11 +173,13 @@ void run_block(const dim3 &block, const dim3 &size, const dim3 &grid) {
 
 } // namespace
 
+size_t most_shared = 99 << 10;
+
 int lane() {
     return (int)(context->thread.x % 32);
 }
 char *dynamic_shared() {
-    return shared;
+    return shared_end - shared_bytes;
 }
 void copy_later(void *to, const void *from, bool valid) {
     current->open.push_back({to, from, valid});
@@ -350,16 +361,16 @@ int cuEventElapsedTime(float *ms, void *, void *) {
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned bytes, void *, void **args, void **) {
     auto *found = (std::pair<const std::string, Kernel> *)function;
-    if (by != 1 || bz != 1 || bx > MOST_THREADS || bytes > 99 << 10 || !gx || !gy || !gz) return 1;
+    if (by != 1 || bz != 1 || bx > MOST_THREADS || bytes > most_shared || !gx || !gy || !gz) return 1;
     if (!stacks) {
-        stacks = (char *)mmap(nullptr, (size_t)STACK * MOST_THREADS, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        stacks = guarded((size_t)STACK * MOST_THREADS);
+        shared_end = guarded(SHARED_BYTES) + SHARED_BYTES;
     }
     running = found->first.c_str();
     kernel = &found->second;
     arguments = args;
     n_threads = bx;
-    shared_bytes = bytes;
+    shared_bytes = (bytes + 127) / 128 * 128;
     for (unsigned z = 0; z < gz; z++)
         for (unsigned y = 0; y < gy; y++)
             for (unsigned x = 0; x < gx; x++) run_block({x, y, z}, {bx, 1, 1}, {gx, gy, gz});

@@ -33,6 +33,7 @@ struct Context {
 };
 extern Context *context; /* of the running thread */
 
+extern size_t most_shared; /* bytes a launch may ask for: by default, of the smallest card */
 int lane();
 char *dynamic_shared();
 void copy_later(void *to, const void *from, bool valid);
@@ -122,6 +123,11 @@ template <class T> T __shfl_xor_sync(unsigned, T x, int step) {
 }
 template <class T> T __shfl_sync(unsigned, T x, int from) {
     return emulator::exchange(x)[from];
+}
+template <class T> T __shfl_up_sync(unsigned, T x, int step) {
+    auto all = emulator::exchange(x);
+    int lane = emulator::lane();
+    return all[lane >= step ? lane - step : lane];
 }
 inline unsigned __ballot_sync(unsigned, bool x) {
     auto all = emulator::exchange((int)x);

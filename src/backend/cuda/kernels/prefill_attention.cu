@@ -54,6 +54,7 @@ KERNEL prompt_attention_rows(const float *proj, int width, const float *q_norm, 
 enum { FLASH_THREADS = 256, ROWS = 128, TOKENS = ROWS / KV_GROUP, SPAN = 64, DEPTH = HEAD / 64 };
 enum { Q_SIZE = ROWS * HEAD * 2, SPAN_SIZE = SPAN * HEAD * 2 };
 enum { FLASH_SHARED = Q_SIZE + 4 * SPAN_SIZE + FLASH_THREADS * 4 + SHARED_SLACK };
+static_assert((int)FLASH_SHARED == PREFILL_FLASH_SHARED, "what the host asks for");
 
 /* Positions [first, first + SPAN) of a head, in DEPTH columns of 64 dimensions. */
 __device__ __forceinline__ void copy_span(shared_at to, const bf16 *from, int first, int end) {

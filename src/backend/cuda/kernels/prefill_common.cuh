@@ -9,6 +9,7 @@
 #define LILY_CUDA_PREFILL_COMMON_CUH
 
 #include "common.cuh"
+#include "prefill_kernels.h"
 #include "prefill_wgmma.cuh"
 
 enum { ORDERED = 128 }; /* inputs of a block */

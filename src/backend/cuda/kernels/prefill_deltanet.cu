@@ -111,6 +111,7 @@ __device__ __forceinline__ void load_b_across(uint32_t (&b)[4], shared_at tile, 
 enum { PIECES_THREADS = 128, A_STRIDE = PIECE + 4 };
 enum { Q_AT = 0, K_AT = 16384, V_AT = 32768, T_AT = 49152 }; /* A lies where T will */
 enum { PIECES_SHARED = T_AT + PIECE * A_STRIDE * 4 };
+static_assert((int)PIECES_SHARED == PREFILL_PIECES_SHARED, "what the host asks for");
 
 /* c[64] and beta[64] of a piece from ba[r] = b, a: c the running sums of the logarithms of the
  * decays. 64 threads at least; barriers inside. */
@@ -336,6 +337,7 @@ enum { STATE_THREADS = 256, COLUMNS = 32, NARROW = COLUMNS * 2 + 16 };
 enum { SW_AT = 0, SQ_AT = 16384, SK_AT = 32768, SP_AT = 49152, SET = 57344 };
 enum { S_AT = 2 * SET, N_AT = S_AT + DIM * NARROW, F_AT = N_AT + PIECE * NARROW };
 enum { STATES_SHARED = F_AT + PIECE * NARROW };
+static_assert((int)STATES_SHARED == PREFILL_STATES_SHARED, "what the host asks for");
 
 /* Fragment b of rows k, columns n of a narrow tile: rows 80 bytes apart meet no bank twice. */
 __device__ __forceinline__ void load_narrow(uint32_t (&b)[4], shared_at tile, int k, int n) {

@@ -36,12 +36,7 @@ __device__ void dense(const bf16 *x, const cuda_mat &w, float *out, int ldo, int
         dense_##wgs##_##n(const bf16 *x, cuda_mat w, float *out, int ldo, int rows) {              \
         dense<wgs, n, stages>(x, w, out, ldo, rows);                                               \
     }
-DENSE(1, 16, 10, 4)
-DENSE(1, 32, 8, 4)
-DENSE(1, 64, 8, 2)
-DENSE(2, 64, 6, 2)
-DENSE(2, 128, 5, 2)
-DENSE(4, 128, 6, 1)
+PREFILL_DENSE_TILES(DENSE)
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
@@ -185,7 +180,4 @@ __device__ void experts_down(const bf16 *hidden, const cuda_mat &down, const cud
         prompt_down_##n(const bf16 *hidden, cuda_mat down, cuda_groups groups, float *out) {       \
         experts_down<n, stages>(hidden, down, groups, out);                                        \
     }
-EXPERTS(16, 9, 3)
-EXPERTS(32, 8, 2)
-EXPERTS(64, 6, 2)
-EXPERTS(128, 5, 2)
+PREFILL_EXPERT_TILES(EXPERTS)

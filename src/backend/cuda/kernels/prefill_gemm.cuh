@@ -35,14 +35,16 @@ __device__ __forceinline__ weight_rows weights_of(const cuda_mat &first, int64_t
 
 /* Rings of a tile in turn: activations by rounds, codes by two, constants by eight. */
 enum { CONSTANT_STAGES = 2, CONSTANT_ROUNDS = 8 };
-#define PRODUCT_SHARED(wgs, n, stages)                                                             \
-    ((stages) * (n)*128 + (wgs)*128 * (((stages) + 1) / 2 * 32 + CONSTANT_STAGES * 16) + 1024)
 
 template <int WGS, int N, int STAGES> struct Product {
     static constexpr int THREADS = WGS * 128, LEAD = STAGES - 2;
     static constexpr int CODE_STAGES = (STAGES + 1) / 2;
     static constexpr int X_BYTES = N * 128, W_BYTES = THREADS * 32, C_BYTES = THREADS * 16;
     static constexpr int PARTS = (N * 8 + THREADS - 1) / THREADS; /* of 16 bytes, of a thread */
+    static_assert(STAGES * X_BYTES + CODE_STAGES * W_BYTES + CONSTANT_STAGES * C_BYTES +
+                          SHARED_SLACK ==
+                      PREFILL_TILE_SHARED(WGS, N, STAGES),
+                  "what the host asks for");
     static_assert(LEAD >= 2, "a stage on its way while the next one has landed");
     static_assert(LEAD <= CONSTANT_ROUNDS, "constants are not overwritten while they are read");
 

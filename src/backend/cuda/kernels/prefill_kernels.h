@@ -33,11 +33,12 @@ static inline bool prefill_takes(int32_t rows, int32_t cols, int32_t bits) {
     return bits == 4 && rows % 256 == 0 && cols % 512 == 0;
 }
 
-/* Tiles of prefill_gemm.cu: warpgroups, rows of activations, stages of the ring; experts have two
- * warpgroups. Their shared memory is PRODUCT_SHARED of prefill_gemm.cuh. */
+/* Tiles of prefill_gemm.cu: warpgroups, rows of activations, stages of the ring, blocks a
+ * multiprocessor at least; experts have two warpgroups. */
 #define PREFILL_DENSE_TILES(XX)                                                                    \
-    XX(1, 16, 10), XX(1, 32, 8), XX(1, 64, 8), XX(2, 64, 6), XX(2, 128, 5), XX(4, 128, 6)
-#define PREFILL_EXPERT_TILES(XX) XX(16, 9), XX(32, 8), XX(64, 6), XX(128, 5)
+    XX(1, 16, 10, 4)                                                                               \
+    XX(1, 32, 8, 4) XX(1, 64, 8, 2) XX(2, 64, 6, 2) XX(2, 128, 5, 2)
+#define PREFILL_EXPERT_TILES(XX) XX(16, 9, 3) XX(32, 8, 2) XX(64, 6, 2) XX(128, 5, 2)
 #define PREFILL_TILE_SHARED(wgs, n, stages)                                                        \
     ((stages) * (n)*128 + (wgs)*128 * (((stages) + 1) / 2 * 32 + 32) + 1024)
 #define PREFILL_PIECES_SHARED (49152 + 64 * 68 * 4)
@@ -52,11 +53,11 @@ static inline struct prefill_launch prefill_dense(int32_t rows, int32_t outputs,
         const char *name;
         uint8_t wgs, n, stages;
     } tile[] = {
-#define TILE(wgs, n, stages) {"dense_" #wgs "_" #n, wgs, n, stages}
+#define TILE(wgs, n, stages, at_least) {"dense_" #wgs "_" #n, wgs, n, stages},
         PREFILL_DENSE_TILES(TILE)
 #undef TILE
     };
-    int t = 5;
+    int t = 4;
     while (t > 0) {
         bool filled = rows > tile[t].n / 2;
         uint32_t blocks =
