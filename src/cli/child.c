@@ -65,22 +65,24 @@ static int start(struct child *c, char *path, char *const *argv, lily_err *err) 
 }
 
 /* Both pipes to their ends; a descriptor of -1 is one that has ended. */
-static bool collect(struct child *c, struct buf *texts[ENDS]) {
+static bool collect(const struct child *c, struct buf *texts[ENDS]) {
     char chunk[CHUNK];
+    struct pollfd end[ENDS];
+    memcpy(end, c->end, sizeof end);
     bool whole = true, told = false;
-    while (c->end[0].fd >= 0 || c->end[1].fd >= 0) {
+    while (end[0].fd >= 0 || end[1].fd >= 0) {
         if (interrupted() && !told) told = kill(c->pid, SIGTERM) == 0;
         /* Wakes by itself, since a signal may come just before it sleeps. */
-        int ready = poll(c->end, ENDS, WAKE_MS);
+        int ready = poll(end, ENDS, WAKE_MS);
         if (ready < 0 && errno != EINTR) return false;
         if (ready <= 0) continue;
         for (int i = 0; i < ENDS; i++) {
-            if (c->end[i].fd < 0 || !c->end[i].revents) continue;
-            ssize_t n = read(c->end[i].fd, chunk, sizeof chunk);
+            if (end[i].fd < 0 || !end[i].revents) continue;
+            ssize_t n = read(end[i].fd, chunk, sizeof chunk);
             if (n > 0) whole = buf_append(texts[i], chunk, (size_t)n) && whole;
             if (n > 0 || (n < 0 && errno == EINTR)) continue;
-            close(c->end[i].fd);
-            c->end[i].fd = -1;
+            close(end[i].fd);
+            end[i].fd = -1;
         }
     }
     return whole;
