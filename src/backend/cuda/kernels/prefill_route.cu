@@ -69,11 +69,14 @@ KERNEL __launch_bounds__(GROUP_THREADS)
     for (int i = 0; i < GROUP_ROWS; i++) {
         int r = tid + i * GROUP_THREADS;
         if (r >= rows) break;
+        uint32_t at[TOP_K];
 #pragma unroll
         for (int j = 0; j < TOP_K; j++) {
-            int at = count[entry[i][j] >> 16] + (int)(entry[i][j] & 0xffff);
-            pairs[at] = r * TOP_K + j;
-            places[r * TOP_K + j] = at;
+            at[j] = (uint32_t)count[entry[i][j] >> 16] + (entry[i][j] & 0xffff);
+            pairs[at[j]] = r * TOP_K + j;
         }
+        uint4 *own = (uint4 *)(places + r * TOP_K);
+        own[0] = make_uint4(at[0], at[1], at[2], at[3]);
+        own[1] = make_uint4(at[4], at[5], at[6], at[7]);
     }
 }
