@@ -297,6 +297,7 @@ void check_logits(const struct bench_model *b, const int32_t *lengths, int32_t n
 /* ---- the same however it is cut -------------------------------------------------------------- */
 
 static void *state_of(struct side *x, int i) {
+    if (x->bad) return calloc(1, 1);
     void *out = malloc(x->b->state_bytes(x->m));
     struct backend_state *state = NULL;
     lily_err err;
@@ -360,7 +361,13 @@ void check_states(const struct bench_model *b, int32_t n) {
     lily_err err;
     printf("states at %d tokens\n", n);
     feed(b, &x, 0, 0, n, n, NULL, NULL);
-    if (!x.bad) failed(&x, b->cuda->state_new(x.m, &saved, &err), &err);
+    if (x.bad) { /* no session to go on with */
+        close_side(&x);
+        free(first);
+        free(again);
+        return;
+    }
+    failed(&x, b->cuda->state_new(x.m, &saved, &err), &err);
     if (!x.bad) failed(&x, b->cuda->state_new(x.m, &imported, &err), &err);
     if (!x.bad) failed(&x, b->cuda->state_save(x.s[0], saved, &err), &err);
     decode_text(b, &x, 0, n, 3, first);

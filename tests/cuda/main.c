@@ -86,7 +86,7 @@ static bool asked(int argc, char **argv, int first, const char *group) {
 
 /* Everything that was asked for, in sizes that suit the model and the card. */
 static void run(const struct bench_model *b, int argc, char **argv, int first) {
-    static const int32_t few[] = {1, 9, 33}, some[] = {1, 2, 9, 17, 65, 129, 300};
+    static const int32_t few[] = {1, 9, 70}, some[] = {1, 2, 9, 17, 65, 129, 300};
     static const int32_t many[] = {1,  2,  3,  7,   8,   9,   15,  16,  17,  31,  33,
                                    63, 64, 65, 127, 129, 200, 255, 300, 513, 1000};
     bool small = b->emulated, large = b->vocab > 100000;

@@ -81,9 +81,9 @@ void **arguments;
 const char *running = "";
 uint64_t seed = 1; /* of the order in which warps run */
 
-/* Memory with a page behind it that faults. size is a multiple of a page. */
+/* Memory with 64 KB behind it that fault. size is a multiple of a page. */
 char *guarded(size_t size) {
-    enum { PAGE = 4096 };
+    enum { PAGE = 64 << 10 };
     void *p = mmap(nullptr, size + PAGE, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED || mprotect((char *)p + size, PAGE, PROT_NONE)) abort();
