@@ -133,10 +133,13 @@ static void *made(struct plan *p, size_t bytes) {
     void **grown = realloc(p->owned, (p->n_owned + 1) * sizeof *grown);
     void *values = malloc(bytes);
     if (grown) p->owned = grown;
-    if (grown && values) return p->owned[p->n_owned++] = values;
-    free(values);
-    p->failed = true;
-    return NULL;
+    if (!grown || !values) {
+        free(values);
+        p->failed = true;
+        return NULL;
+    }
+    p->owned[p->n_owned++] = values;
+    return values;
 }
 
 /* 4-bit codes as bytes: the same values with the same scales and biases. */

@@ -109,7 +109,8 @@ inline uint32_t __float_as_uint(float x) {
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
     uint64_t both = (uint64_t)b << 32 | a;
     uint32_t out = 0;
-    for (int i = 0; i < 4; i++) out |= (uint32_t)(both >> (selector >> (4 * i) & 7) * 8 & 255) << 8 * i;
+    for (int i = 0; i < 4; i++)
+        out |= (uint32_t)(both >> (selector >> (4 * i) & 7) * 8 & 255) << 8 * i;
     return out;
 }
 template <class T> T __ldg(const T *p) {
