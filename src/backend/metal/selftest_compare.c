@@ -64,13 +64,15 @@ double selftest_error(const float *a, const float *b, int32_t n) {
 
 /* Decode keeps float32 everywhere but in the cache; a prompt's products take bfloat16 inputs, whose
  * rounding (2^-9 of a value that may be five times its row's root mean square) is seen in each
- * stage, and more in the delta rule, whose results are small differences, and its norm. A kernel
- * that is wrong in one value is off by about 1. */
+ * stage, and more where results are small sums of large terms: the delta rule, its norm, the mean
+ * of many values. At least twice what is seen on random weights of both shapes is allowed; a
+ * kernel that is wrong in one value is off by about 1. */
 static double limit_of(const struct selftest *t, enum stage stage, int32_t layer) {
     bool cached = layer >= 0 && shape_is_attention(t->s, layer) && stage <= STAGE_MIXER_OUT;
+    bool small = stage == STAGE_GDN_DELTA || stage == STAGE_GDN_NORM || stage == STAGE_ATTN_MIX;
     if (stage == STAGE_EMBED) return 1e-5;
     if (stage == STAGE_ROUTER) return 2e-3;
-    if (t->prefill && (stage == STAGE_GDN_DELTA || stage == STAGE_GDN_NORM)) return 0.2;
+    if (t->prefill && small) return 0.2;
     return t->prefill || cached ? 0.05 : 2e-3;
 }
 
