@@ -70,7 +70,9 @@ OBJ  = $(patsubst %,$(BUILD)/%.o,$(filter-out $(FOREIGN),$(1)))
 # compiled for: machine code of a capability, or ptx80 for every card from 8.0 on. Kernels of other
 # files are for 9.0a alone.
 ifeq ($(OS),Linux)
-NVCC         ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc))
+ifeq ($(origin NVCC),undefined)
+NVCC         := $(shell tools/nvcc.sh)
+endif
 CUDA_TARGETS ?= 90a ptx80
 CUDA_SHAPES  := mini qwen36_35b_a3b
 empty        :=

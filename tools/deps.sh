@@ -46,6 +46,7 @@ for_build() {
     has_library libedit || want libedit-dev libedit "line editing in lily chat"
 }
 for_test() {
+    [ $system = brew ] || has_command g++ || want g++ - "compiles for nvcc, and CUDA kernels as C++"
     has_library cmocka || want libcmocka-dev cmocka "unit tests"
     has_command python3 || want python3 python3 "end-to-end tests"
     [ $system = brew ] || python3 -c 'import ensurepip, venv' 2>/dev/null ||
@@ -66,7 +67,7 @@ clang_runtime_present() {
 # nvcc compiles the CUDA kernels; without one they are left out and the rest is tested.
 want_nvcc() {
     [ "$(uname -s)" = Linux ] || return 0
-    if has_command nvcc || [ -x /usr/local/cuda/bin/nvcc ]; then return 0; fi
+    [ -z "$(tools/nvcc.sh)" ] || return 0
     cmp -s tests/cuda/requirements.txt .venv/requirements-cuda.txt && return 0
     echo "missing: nvcc (CUDA kernels); installing it into .venv, 101 MB"
     if .venv/bin/pip install -q --disable-pip-version-check --no-deps \
