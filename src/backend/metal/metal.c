@@ -24,8 +24,8 @@ static int check_shape(const struct shape *s, lily_err *err) {
                 s->vocab % DECODE_HEAD_ROWS == 0 && s->experts % 8 == 0;
     if (fits) return LILY_OK;
     return ERR(err, LILY_EMODEL,
-               "shape %s: found sizes the Metal kernels are not made for; extend "
-               "src/backend/metal/kernels",
+               "shape %s: found sizes the Metal kernels are not made for; use the cpu backend, or "
+               "extend src/backend/metal/kernels",
                s->name);
 }
 
