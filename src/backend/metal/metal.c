@@ -31,11 +31,13 @@ static int check_shape(const struct shape *s, lily_err *err) {
 
 static int check_bits(const struct mat *m, const char *name, int32_t layer, int32_t bits,
                       lily_err *err) {
+    char where[24] = "";
     if (m->bits == bits) return LILY_OK;
+    if (layer >= 0) snprintf(where, sizeof where, "layer %d ", layer);
     return ERR(err, LILY_EMODEL,
-               "layer %d %s: found %d-bit weights, expected %d; let the loader quantise the "
+               "%s%s: found %d-bit weights, expected %d; let the loader quantise the "
                "checkpoint (lily pack), or use the reference backend",
-               layer, name, m->bits, bits);
+               where, name, m->bits, bits);
 }
 
 static int check_layer(const struct weights *w, int32_t l, lily_err *err) {
