@@ -552,7 +552,7 @@ void check_greedy(const struct bench_model *b, int32_t prompts, int32_t steps) {
     }
     char what[96];
     snprintf(what, sizeof what, "greedy: %d of %d parted, widest gap there", parted, prompts);
-    note(what, widest, 0.25);
+    note(what, widest, 0.1);
     close_side(&t);
     close_side(&x);
     free(truth);
