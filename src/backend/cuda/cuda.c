@@ -158,17 +158,19 @@ static int preflight(const struct backend_model *m, lily_err *err) {
     if (rc != LILY_OK) return rc;
     size_t sessions =
         (size_t)m->options.max_sessions * cuda_session_bytes(m, m->options.max_context);
-    size_t weights = cuda_weight_bytes(m->w);
-    size_t own =
-        weights + cuda_place_scratch(m, 0, &x) + cuda_steps_bytes(m) + sessions + DRIVER_RESERVE;
+    size_t weights = m->dw.bytes;
+    size_t scratch = cuda_place_scratch(m, 0, &x) + cuda_steps_bytes(m) + cuda_decode_bytes(m) +
+                     cuda_prompt_bytes(m);
+    size_t own = weights + scratch + sessions + DRIVER_RESERVE;
     if (own <= free_now) return LILY_OK;
     return ERR(err, LILY_ENOMEM,
                "%s: found %.2f GiB of free memory (of %.2f), expected %.2f GiB: %.2f for weights, "
-               "%.2f for %d session(s) of %d tokens; ask for a shorter context or fewer sessions, "
+               "%.2f for scratch, %.2f for %d session(s) of %d tokens; ask for a shorter context "
+               "or fewer sessions, "
                "or close other programs on this GPU",
                m->name, (double)free_now / GIB, (double)total / GIB, (double)own / GIB,
-               (double)weights / GIB, (double)sessions / GIB, m->options.max_sessions,
-               m->options.max_context);
+               (double)weights / GIB, (double)scratch / GIB, (double)sessions / GIB,
+               m->options.max_sessions, m->options.max_context);
 }
 
 static int allocate(struct backend_model *m, lily_err *err) {
@@ -219,6 +221,7 @@ static int open_paths(struct backend_model *m, lily_err *err) {
 static int open_on(struct backend_model *m, lily_err *err) {
     int rc = look_at_device(m, err);
     if (rc == LILY_OK) rc = enter_device(m, err);
+    if (rc == LILY_OK) rc = cuda_weights_plan(m, err);
     if (rc == LILY_OK) rc = preflight(m, err);
     if (rc == LILY_OK) {
         rc = cuda_modules_load(m->d, model_shape(m), m->capability, &m->modules, err);
@@ -289,7 +292,8 @@ static void cuda_stats(const struct backend_model *m, struct backend_stats *out)
     *out = (struct backend_stats){
         .weight_bytes = m->dw.bytes,
         .session_bytes = cuda_session_bytes(m, m->options.max_context),
-        .scratch_bytes = m->x.bytes + cuda_steps_bytes(m),
+        .scratch_bytes =
+            m->x.bytes + cuda_steps_bytes(m) + cuda_decode_bytes(m) + cuda_prompt_bytes(m),
         .bytes_per_token = plan.weight_bytes + plan.state_bytes,
         .kv_bytes_per_depth = cuda_kv_bytes(m, 1),
     };

@@ -32,7 +32,8 @@ __device__ __forceinline__ uint32_t swizzled(int r, int p) {
     return (uint32_t)(r * 128 + ((p ^ (r & 7)) * 16));
 }
 
-template <int TILE_M> struct Tile {
+/* SPLIT: the matrix may lie as tiles of `down`. */
+template <int TILE_M, bool SPLIT = false> struct Tile {
     static constexpr int WARPS_M = 2, WARPS_N = THREADS / 32 / WARPS_M;
     static constexpr int MS = TILE_M / WARPS_M / 16; /* 16-row pieces of a warp */
     static constexpr int NS = TILE_N / WARPS_N / 8;  /* 8-column pieces of a warp, even */
@@ -49,7 +50,8 @@ template <int TILE_M> struct Tile {
     struct code_source {
         const uint8_t *at;
         const uint16_t *scale, *bias;
-        bool wide, valid; /* codes of 8 bits; there is such a column */
+        int code_pair, code_group, factor_pair, factor_group; /* of cuda_mat */
+        bool wide, split, valid; /* 8 bits; eights of codes apart; there is such a column */
     };
 
     template <class Columns> static __device__ code_source find(const Columns &columns) {
@@ -59,10 +61,13 @@ template <int TILE_M> struct Tile {
         s.valid = columns.column(n, mat, row);
         if (!s.valid) return s;
         s.wide = mat->bits == 8;
-        int64_t bytes = mat->cols * mat->bits / 8;
-        s.at = mat->codes + row * bytes + half * (s.wide ? 32 : 16);
-        s.scale = mat->scales + (int64_t)row * (mat->cols / 64);
-        s.bias = mat->biases + (int64_t)row * (mat->cols / 64);
+        s.split = mat->layout == CUDA_DOWN;
+        mat_row from = row_of(*mat, row);
+        s.at = from.codes + code_sixteen(*mat, 2 * half);
+        s.scale = from.scales;
+        s.bias = from.biases;
+        s.code_pair = mat->code_pair, s.code_group = mat->code_group;
+        s.factor_pair = mat->factor_pair, s.factor_group = mat->factor_group;
         return s;
     }
 
@@ -70,8 +75,15 @@ template <int TILE_M> struct Tile {
     static __device__ codes load(const code_source &s, int round) {
         codes c = {};
         if (!s.valid) return c;
-        if (!s.wide) c.words = __ldg((const uint4 *)(s.at + round * 32));
-        c.factors = __ldg(s.scale + round) | (uint32_t)__ldg(s.bias + round) << 16;
+        const uint8_t *at = s.at + round / 2 * s.code_pair + round % 2 * s.code_group;
+        if (SPLIT && s.split) {
+            const uint32_t *words = (const uint32_t *)at;
+            c.words = make_uint4(__ldg(words), __ldg(words + 4), __ldg(words + 8), __ldg(words + 12));
+        } else if (!s.wide) {
+            c.words = __ldg((const uint4 *)at);
+        }
+        int factor = round / 2 * s.factor_pair + round % 2 * s.factor_group;
+        c.factors = __ldg(s.scale + factor) | (uint32_t)__ldg(s.bias + factor) << 16;
         return c;
     }
 
@@ -96,7 +108,8 @@ template <int TILE_M> struct Tile {
         for (int p = 0; p < 4; p++) {
             uint4 v;
             if (s.wide && s.valid) { /* rare: not loaded ahead */
-                v = widen(__ldg((const uint2 *)(s.at + round * 64 + p * 8)),
+                const uint8_t *at = s.at + round / 2 * s.code_pair + round % 2 * s.code_group;
+                v = widen(__ldg((const uint2 *)(at + p * 8)),
                           bf16_float((bf16)scale), bf16_float((bf16)bias));
             } else {
                 v = dequantise8(words[p], scale, bias);
