@@ -83,8 +83,7 @@ static void time_moe(int rows, int first_tile, int end_tile) {
         char name[16];
         snprintf(name, sizeof name, "128x%d", tile.n);
         us = microseconds(6, [&](int) {
-            run_up(tile, blocks(rows, tile.n), x, m.shared_gate, own_rows, hidden,
-                   SHARED);
+            run_up(tile, blocks(rows, tile.n), x, m.shared_gate, own_rows, hidden, SHARED);
             run_down(tile, blocks(rows, tile.n), hidden, m.shared_down, own_rows, own);
         });
         report("shared expert", name, rows, us, 6.0 * n * SHARED * H,

@@ -75,6 +75,16 @@ struct cuda_scratch {
     size_t bytes;
 };
 
+/* cuda.c. Bytes of device memory that a model and its sessions take, once the weights are planned;
+ * reserve: for the driver's own. */
+struct cuda_need {
+    size_t weights, scratch, sessions, reserve;
+};
+struct cuda_need cuda_need(const struct backend_model *m);
+
+/* cuda.c: what follows from shape, layers and options. */
+void cuda_set_sizes(struct backend_model *m);
+
 /* cuda.c: adds up (base 0) or places the arrays of x for the model's sizes; the bytes. */
 size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struct cuda_scratch *x);
 

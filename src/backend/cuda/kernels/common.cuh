@@ -95,6 +95,24 @@ __device__ __forceinline__ uint4 dequantise8(uint32_t word, uint32_t scale, uint
                       __byte_perm(q[0], q[1], 0x7632), __byte_perm(q[2], q[3], 0x7632));
 }
 
+/* Tiles are for cards with the kernels that stream them; kernels of others are compiled without. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+#define TILED 0
+#else
+#define TILED 1
+#endif
+/* For the router's product, which every step runs: a kernel compiled for another card than the
+ * upload saw (the program has no machine code for 9.0) ends here rather than in wrong numbers. */
+__device__ __forceinline__ void expect_layout(const cuda_mat &m) {
+    (void)m;
+#if !TILED
+    if (m.layout != CUDA_PLANAR) __trap();
+#endif
+}
+__device__ __forceinline__ bool lies_as(const cuda_mat &m, int layout) {
+    return TILED ? m.layout == layout : layout == CUDA_PLANAR;
+}
+
 /* Where a row of a matrix begins: its group 0, the first run of codes. */
 struct mat_row {
     const uint8_t *codes;
@@ -103,7 +121,7 @@ struct mat_row {
 
 /* A tile's rows lie in fours of 64 bytes of codes each (tile.h). `down` has H rows an expert. */
 __device__ __forceinline__ mat_row row_of(const cuda_mat &m, int64_t row) {
-    if (m.layout == CUDA_PLANAR) {
+    if (lies_as(m, CUDA_PLANAR)) {
         int64_t factors = row * (m.cols / 64);
         return {m.codes + row * (m.cols * m.bits / 8), m.scales + factors, m.biases + factors};
     }
@@ -130,21 +148,21 @@ __device__ __forceinline__ mat_row row_of(const cuda_mat &m, int64_t row) {
 
 /* Byte of codes [16 q, 16 q + 16) of a group, q = 0 .. 3, from the group's first on. */
 __device__ __forceinline__ int code_sixteen(const cuda_mat &m, int q) {
-    if (m.layout == CUDA_DOWN) return q / 2 * (m.code_group / 2) + q % 2 * 32;
-    if (m.layout == CUDA_BYTE) return q / 2 * 16 + q % 2 * 512;
+    if (lies_as(m, CUDA_DOWN)) return q / 2 * (m.code_group / 2) + q % 2 * 32;
+    if (lies_as(m, CUDA_BYTE)) return q / 2 * 16 + q % 2 * 512;
     return q * 2 * m.bits;
 }
 
 /* The second eight of those sixteen. In tiles of `down` they are no neighbours. */
 __device__ __forceinline__ int code_eight(const cuda_mat &m) {
-    return m.layout == CUDA_DOWN ? 16 : m.bits;
+    return lies_as(m, CUDA_DOWN) ? 16 : m.bits;
 }
 
 __device__ __forceinline__ int code_at(const cuda_mat &m, int group) {
-    return group / 2 * m.code_pair + group % 2 * m.code_group;
+    return TILED ? group / 2 * m.code_pair + group % 2 * m.code_group : group * 8 * m.bits;
 }
 __device__ __forceinline__ int factor_at(const cuda_mat &m, int group) {
-    return group / 2 * m.factor_pair + group % 2 * m.factor_group;
+    return TILED ? group / 2 * m.factor_pair + group % 2 * m.factor_group : group;
 }
 
 /* A value of a row, in float32. */

@@ -6,7 +6,8 @@
 
 enum { THREADS = 256, TILE_N = 128, TILE_K = 64 };
 
-/* Which row of which matrix gives column n of a tile; false: none. */
+/* Which row of which matrix gives column n of a tile; false: none. like: one of
+ * them; all have its layout, if not its width of codes. */
 struct plain_columns {
     const cuda_mat &w;
     int first;
@@ -15,6 +16,7 @@ struct plain_columns {
         row = first + n;
         return row < w.rows;
     }
+    __device__ const cuda_mat &like() const { return w; }
 };
 struct paired_columns {
     const cuda_mat &gate, &up;
@@ -25,6 +27,7 @@ struct paired_columns {
         row = first + i;
         return i < left;
     }
+    __device__ const cuda_mat &like() const { return gate; }
 };
 
 /* Byte of piece p (16 bytes) of row r in a tile of rows of 64 bf16. */
@@ -50,8 +53,7 @@ template <int TILE_M, bool SPLIT = false> struct Tile {
     struct code_source {
         const uint8_t *at;
         const uint16_t *scale, *bias;
-        int code_pair, code_group, factor_pair, factor_group; /* of cuda_mat */
-        bool wide, split, valid; /* 8 bits; eights of codes apart; there is such a column */
+        bool wide, valid; /* codes of 8 bits; there is such a column */
     };
 
     template <class Columns> static __device__ code_source find(const Columns &columns) {
@@ -61,28 +63,26 @@ template <int TILE_M, bool SPLIT = false> struct Tile {
         s.valid = columns.column(n, mat, row);
         if (!s.valid) return s;
         s.wide = mat->bits == 8;
-        s.split = mat->layout == CUDA_DOWN;
         mat_row from = row_of(*mat, row);
         s.at = from.codes + code_sixteen(*mat, 2 * half);
         s.scale = from.scales;
         s.bias = from.biases;
-        s.code_pair = mat->code_pair, s.code_group = mat->code_group;
-        s.factor_pair = mat->factor_pair, s.factor_group = mat->factor_group;
         return s;
     }
 
     /* What is not there counts as zeros times zero. */
-    static __device__ codes load(const code_source &s, int round) {
+    static __device__ codes load(const code_source &s, const cuda_mat &like, int round) {
         codes c = {};
         if (!s.valid) return c;
-        const uint8_t *at = s.at + round / 2 * s.code_pair + round % 2 * s.code_group;
-        if (SPLIT && s.split) {
+        const uint8_t *at =
+            s.at + (lies_as(like, CUDA_PLANAR) ? round * 32 : code_at(like, round));
+        if (SPLIT && lies_as(like, CUDA_DOWN)) {
             const uint32_t *words = (const uint32_t *)at;
             c.words = make_uint4(__ldg(words), __ldg(words + 4), __ldg(words + 8), __ldg(words + 12));
         } else if (!s.wide) {
             c.words = __ldg((const uint4 *)at);
         }
-        int factor = round / 2 * s.factor_pair + round % 2 * s.factor_group;
+        int factor = factor_at(like, round);
         c.factors = __ldg(s.scale + factor) | (uint32_t)__ldg(s.bias + factor) << 16;
         return c;
     }
@@ -108,8 +108,7 @@ template <int TILE_M, bool SPLIT = false> struct Tile {
         for (int p = 0; p < 4; p++) {
             uint4 v;
             if (s.wide && s.valid) { /* rare: not loaded ahead */
-                const uint8_t *at = s.at + round / 2 * s.code_pair + round % 2 * s.code_group;
-                v = widen(__ldg((const uint2 *)(at + p * 8)),
+                v = widen(__ldg((const uint2 *)(s.at + round * 64 + p * 8)),
                           bf16_float((bf16)scale), bf16_float((bf16)bias));
             } else {
                 v = dequantise8(words[p], scale, bias);
@@ -177,10 +176,11 @@ template <int TILE_M, bool SPLIT = false> struct Tile {
         const bf16 *row[PIECES];
         find_rows(rows, row);
         code_source source = find(columns);
+        const cuda_mat &like = columns.like();
         codes next[AHEAD];
 #pragma unroll
         for (int d = 0; d < AHEAD; d++) {
-            if (d < rounds) next[d] = load(source, d);
+            if (d < rounds) next[d] = load(source, like, d);
         }
 #pragma unroll
         for (int d = 0; d < AHEAD - 1; d++) {
@@ -201,7 +201,7 @@ template <int TILE_M, bool SPLIT = false> struct Tile {
                               rows.a, ahead);
                 }
                 copy_commit();
-                if (round + AHEAD < rounds) next[d] = load(source, round + AHEAD);
+                if (round + AHEAD < rounds) next[d] = load(source, like, round + AHEAD);
                 multiply_round(shared_address(shared + d * A_BYTES), shared_address(weights));
             }
         }

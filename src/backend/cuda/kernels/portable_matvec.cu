@@ -41,9 +41,8 @@ __device__ __forceinline__ void narrow_products(const cuda_mat *const (&mat)[ROW
                 int first = base + u * 256;
                 word[u][r] = factors[u][r] = 0;
                 if (first >= cols) continue;
-                int at = first / 256 * 2;
-                word[u][r] = __ldg((const uint32_t *)(from[r].codes + at * m.code_pair));
-                at *= m.factor_pair;
+                int group = first / 256 * 4, at = factor_at(m, group);
+                word[u][r] = __ldg((const uint32_t *)(from[r].codes + code_at(m, group)));
                 factors[u][r] =
                     __ldg(from[r].scales + at) | (uint32_t)__ldg(from[r].biases + at) << 16;
             }
@@ -127,10 +126,11 @@ __device__ __forceinline__ void take_row(const float *x, int cols, float *shared
 }
 
 /* out[b][row] = w[row] . x[b]: x [][w.cols], out [][ldo]. Grid: any x, rows b in y. */
-KERNEL __launch_bounds__(MV_THREADS)
+KERNEL __launch_bounds__(MV_THREADS, TILED ? 4 : 5)
     matvec_1(cuda_mat w, const float *x, float *out, int ldo) {
     DYNAMIC_SHARED(float, input);
     int64_t b = blockIdx.y, warp = threadIdx.x / 32;
+    expect_layout(w);
     take_row(x + b * w.cols, w.cols, input);
     for (int64_t r = (blockIdx.x * (int64_t)MV_WARPS + warp) * 2; r < w.rows;
          r += (int64_t)gridDim.x * MV_WARPS * 2) {

@@ -59,6 +59,7 @@ __device__ __forceinline__ void small_pair(const small_codes &x, int bits, int s
 template <int MT>
 __device__ void small_product(const float *a, const cuda_mat &w, float *out, int rows) {
     __shared__ float part[SMALL_WARPS][MT * 128];
+    expect_layout(w);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = w.cols / 64;
     int m0 = blockIdx.x * 16 * MT, n0 = blockIdx.y * 8, n = n0 + lane / 4;
     int each = (groups + SMALL_WARPS - 1) / SMALL_WARPS;

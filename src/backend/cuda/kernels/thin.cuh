@@ -17,7 +17,7 @@ struct thin_column {
 };
 
 __device__ __forceinline__ thin_column thin_column_of(const cuda_mat &m, int64_t row, bool valid) {
-    thin_column c = {row_of(m, valid ? row : 0), m.layout == CUDA_DOWN, valid};
+    thin_column c = {row_of(m, valid ? row : 0), lies_as(m, CUDA_DOWN), valid};
     c.from.codes += code_sixteen(m, threadIdx.x % 4);
     return c;
 }
