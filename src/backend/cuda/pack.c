@@ -56,68 +56,94 @@ static void put_factors(const struct row *row, int32_t group, char *to) {
     memcpy(to, &pair, sizeof pair);
 }
 
-static void fill_wide(const struct cuda_tiles *t, int32_t first, int32_t col, char *tile) {
+/* n tiles side by side, row by row: memory is read in its own order. */
+static void fill_wide(const struct row *rows, int32_t col, size_t n, char *tiles) {
     for (int32_t r = 0; r < TILE_WIDE_ROWS; r++) {
-        struct row row = row_of(t, first + r);
-        if (!row.bits) continue;
-        memcpy(tile + tile_wide_codes(r, 0), row.codes + col / 2, TILE_WIDE_COLS / 2);
-        for (int32_t g = 0; g < 2; g++)
-            put_factors(&row, col / 64 + g, tile + tile_wide_scale(r, g));
+        const struct row *row = &rows[r];
+        if (!row->bits) continue;
+        const uint8_t *codes = row->codes + col / 2;
+        char *tile = tiles;
+        for (size_t i = 0; i < n; i++, tile += TILE_WIDE_BYTES) {
+            int32_t group = col / 64 + 2 * (int32_t)i;
+            memcpy(tile + tile_wide_codes(r, 0), codes + i * (TILE_WIDE_COLS / 2),
+                   TILE_WIDE_COLS / 2);
+            put_factors(row, group, tile + tile_wide_scale(r, 0));
+            put_factors(row, group + 1, tile + tile_wide_scale(r, 1));
+        }
     }
 }
 
-static void fill_down(const struct cuda_tiles *t, int32_t first, int32_t col, char *tile) {
+static void fill_down(const struct row *rows, int32_t col, char *tile) {
     for (int32_t r = 0; r < TILE_DOWN_ROWS; r++) {
-        struct row row = row_of(t, first + r);
-        if (!row.bits) continue;
-        for (int32_t k = 0; k < TILE_DOWN_COLS; k += 8) {
-            memcpy(tile + tile_down_codes(r, k), row.codes + (col + k) / 2, 4);
+        const struct row *row = &rows[r];
+        if (!row->bits) continue;
+        uint32_t eights[TILE_DOWN_COLS / 8];
+        memcpy(eights, row->codes + col / 2, sizeof eights);
+        for (int32_t i = 0; i < TILE_DOWN_COLS / 8; i++) {
+            memcpy(tile + tile_down_codes(r, 8 * i), &eights[i], sizeof *eights);
         }
-        put_factors(&row, col / 64, tile + tile_down_scale(r));
+        put_factors(row, col / 64, tile + tile_down_scale(r));
     }
 }
 
 /* Codes of 4 bits as bytes: the same values with the same scales and biases. */
-static void fill_bytes(const struct cuda_tiles *t, int32_t first, int32_t col, char *tile) {
+static void fill_bytes(const struct row *rows, int32_t col, char *tile) {
     for (int32_t r = 0; r < TILE_BYTE_ROWS; r++) {
-        struct row row = row_of(t, first + r);
-        if (!row.bits) continue;
+        const struct row *row = &rows[r];
+        if (!row->bits) continue;
         for (int32_t k = 0; k < TILE_BYTE_COLS; k++) {
-            uint8_t code =
-                row.bits == 8 ? row.codes[col + k] : row.codes[(col + k) / 2] >> (4 * (k & 1)) & 15;
+            uint8_t code = row->bits == 8 ? row->codes[col + k]
+                                          : row->codes[(col + k) / 2] >> (4 * (k & 1)) & 15;
             memcpy(tile + tile_byte_codes(r, k), &code, 1);
         }
         for (int32_t g = 0; g < 2; g++)
-            put_factors(&row, col / 64 + g, tile + tile_byte_scale(r, g));
+            put_factors(row, col / 64 + g, tile + tile_byte_scale(r, g));
     }
 }
 
-static void fill_tile(const struct cuda_tiles *t, size_t index, char *tile) {
+/* The rows of one row of tiles. */
+struct tile_rows {
+    size_t number;
+    bool known;
+    struct row row[TILE_DOWN_ROWS];
+};
+
+/* Tiles [index, index + most) or fewer of them, of one row of tiles; how many. */
+static size_t fill_tiles(const struct cuda_tiles *t, size_t index, size_t most,
+                         struct tile_rows *rows, char *out) {
     struct tile_size size = size_of(t->layout);
     size_t row_tiles = (size_t)row_tiles_of(t), slices = (size_t)(t->cols / size.cols);
-    size_t row = t->slices ? index % row_tiles : index / slices;
-    size_t slice = t->slices ? index / row_tiles : index % slices;
-    int32_t first = (int32_t)row * size.rows, col = (int32_t)slice * size.cols;
-    if (first + size.rows > t->rows) memset(tile, 0, size.bytes);
-    if (t->layout == CUDA_DOWN) {
-        fill_down(t, first, col, tile);
-    } else if (t->layout == CUDA_BYTE) {
-        fill_bytes(t, first, col, tile);
-    } else {
-        fill_wide(t, first, col, tile);
+    size_t number = t->slices ? index % row_tiles : index / slices;
+    size_t slice = t->slices ? index / row_tiles : index % slices, n = 1;
+    int32_t first = (int32_t)number * size.rows, col = (int32_t)slice * size.cols;
+    if (!rows->known || rows->number != number) {
+        for (int32_t r = 0; r < size.rows; r++) rows->row[r] = row_of(t, first + r);
+        rows->number = number;
+        rows->known = true;
     }
+    if (t->layout == CUDA_WIDE && !t->slices) n = most < slices - slice ? most : slices - slice;
+    if (first + size.rows > t->rows) memset(out, 0, n * size.bytes);
+    if (t->layout == CUDA_DOWN) {
+        fill_down(rows->row, col, out);
+    } else if (t->layout == CUDA_BYTE) {
+        fill_bytes(rows->row, col, out);
+    } else {
+        fill_wide(rows->row, col, n, out);
+    }
+    return n;
 }
 
 void cuda_tiles_fill(const struct cuda_tiles *t, size_t begin, size_t end, char *out) {
     size_t bytes = size_of(t->layout).bytes;
+    struct tile_rows rows = {.known = false};
     while (begin < end) {
-        size_t index = begin / bytes, at = begin % bytes;
-        size_t n = bytes - at < end - begin ? bytes - at : end - begin;
-        if (n == bytes) {
-            fill_tile(t, index, out);
+        size_t index = begin / bytes, at = begin % bytes, left = end - begin, n;
+        if (at == 0 && left >= bytes) {
+            n = bytes * fill_tiles(t, index, left / bytes, &rows, out);
         } else { /* cut by the end of a chunk */
             char whole[TILE_DOWN_BYTES];
-            fill_tile(t, index, whole);
+            fill_tiles(t, index, 1, &rows, whole);
+            n = bytes - at < left ? bytes - at : left;
             memcpy(out, whole + at, n);
         }
         begin += n;
