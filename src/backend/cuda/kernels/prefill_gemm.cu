@@ -128,7 +128,9 @@ struct experts_down_tile {
         int f = (blockIdx.x * 8 + warp) * 16 + lane / 4 * 2;
         Product<2, N, STAGES, true> p;
         p.x = hidden;
-        p.w = weights_of<true>(down, row_of(down, (int64_t)b.expert * H).codes, f / 16 * 16);
+        int64_t of_expert = (int64_t)b.expert * (H / TILE_DOWN_ROWS * TILE_DOWN_BYTES);
+        p.w = weights_of<true>(down, down.codes + of_expert * (down.cols / TILE_DOWN_COLS),
+                               f / 16 * 16);
         p.shared = shared_address(shared);
         p.rounds = down.cols / 64;
         p.run([&](int n) { return n < b.rows ? b.first + n : -1; });

@@ -17,11 +17,11 @@
  * second CODES_APART behind the first, and 16 bytes of the scales and biases of the first four such
  * blocks; all of them `step` bytes further for the next 128 inputs.
  *
- * Wide tiles (tile.h): the codes are a thread's own, 32 inputs (those of its lane % 4) of rows
- * 2 (lane / 4) and the next one. Tiles of `down` hold 32 inputs: lane % 4 is a tile, and 64 bytes
- * in it are the eights of codes of rows 0, 2, 1, 3 of four; the lanes of rows 0, 2 and of 1, 3 copy
- * the even and the odd eights, and each reads its rows of both. The scales of a group are taken
- * from the first of its two tiles. */
+ * A thread multiplies rows 2 (lane / 4) and the next one, inputs 32 (lane % 4) and on. In wide tiles
+ * (tile.h) it copies just these. Tiles of `down` hold 32 inputs: lane % 4 is a tile, and 64 bytes in
+ * it are the eights of codes of four rows, 0, 2, 1, 3 in turns; of the two lanes that have these rows
+ * one copies the even and one the odd eights. The scales of a group are taken from the first of its
+ * two tiles. */
 struct weight_tiles {
     const uint8_t *codes, *factors;
     uint32_t step;
@@ -75,10 +75,16 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
     __device__ __forceinline__ shared_at x_stage(int stage) const {
         return shared + (uint32_t)(stage * X_BYTES);
     }
+    /* This thread's among the block's 16 bytes. With DOWN every second four lanes change places, so
+     * that what is read at once lies in more banks. */
+    static __device__ __forceinline__ int place() {
+        int tid = (int)threadIdx.x;
+        return DOWN ? tid ^ (tid >> 1 & 4) : tid;
+    }
     /* Where this thread copies its first 16 bytes of codes to; the second are THREADS * 16 on. */
     __device__ __forceinline__ shared_at w_stage(int round) const {
         int stage = round / 2 % CODE_STAGES;
-        return shared + (uint32_t)(STAGES * X_BYTES + stage * W_BYTES + (int)threadIdx.x * 16);
+        return shared + (uint32_t)(STAGES * X_BYTES + stage * W_BYTES + place() * 16);
     }
     __device__ __forceinline__ shared_at c_stage(int round) const {
         int stage = round / CONSTANT_ROUNDS % CONSTANT_STAGES;
@@ -117,15 +123,10 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
     };
     __device__ __forceinline__ constants constants_of(int round) const {
         int lane = (int)threadIdx.x % 32, group = lane % 4 / 2, g = lane / 4;
-        int place = DOWN ? group * 64 + g / 2 * 16 + g % 2 * 4 : g * 16 + group * 8;
+        int place = DOWN ? group * 64 + g * 8 : g * 16 + group * 8;
         shared_at at = c_stage(round) + (uint32_t)((int)threadIdx.x / 32 * 512 +
                                                    round % CONSTANT_ROUNDS / 2 * 128 + place);
-        uint2 pair;
-        if (DOWN) {
-            pair = make_uint2(load_shared4(at), load_shared4(at + 8));
-        } else {
-            pair = load_shared8(at);
-        }
+        uint2 pair = load_shared8(at);
         constants k;
         k.scale[0] = __byte_perm(pair.x, pair.x, 0x1010u);
         k.bias[0] = __byte_perm(pair.x, pair.x, 0x3232u);
@@ -145,10 +146,12 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
             at = at + later * 8;
             return {load_shared8(at), load_shared8(at + THREADS * 16)};
         }
-        uint32_t odd = threadIdx.x / 4 % 2; /* of two lanes that copied for each other */
-        at = at + later * (THREADS * 16) - odd * 64 + odd * 8;
-        uint2 low = load_shared8(at), high = load_shared8(at + 64);
-        return {make_uint2(low.x, high.x), make_uint2(low.y, high.y)};
+        /* Two lanes copied for each other; which of the places is whose takes turns, see place(). */
+        uint32_t odd = threadIdx.x / 4 % 2, turned = threadIdx.x / 8 % 2;
+        at = at + later * (THREADS * 16) - (odd ^ turned) * 64 + odd * 4;
+        shared_at low = at + turned * 64, high = at + (turned ^ 1) * 64;
+        return {make_uint2(load_shared4(low), load_shared4(high)),
+                make_uint2(load_shared4(low + 8), load_shared4(high + 8))};
     }
 
     /* Eight codes of one row as the pairs of two steps. */
@@ -170,20 +173,6 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
         product(acc, weights[half][0], operand_at(b, half * 64));
         product(acc, weights[half][1], operand_at(b, half * 64 + 32));
         products_commit();
-    }
-
-    /* Rows 0, 2 of one lane and 1, 3 of its partner become rows 0, 1 and 2, 3. */
-    __device__ __forceinline__ void trade_rows() {
-        bool odd = threadIdx.x / 4 % 2;
-#pragma unroll
-        for (int j = 0; j < N / 2; j += 4)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float &low = acc[j + i], &high = acc[j + i + 2];
-                float other = __shfl_xor_sync(ALL_LANES, odd ? low : high, 4);
-                low = odd ? other : low;
-                high = odd ? high : other;
-            }
     }
 
     /* acc = the sums over all rounds: acc[4 j + i] for row 2 (lane / 4) of the warp's 16 of weights
@@ -230,7 +219,6 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
         }
         products_wait<0>();
         hold(acc);
-        if (DOWN) trade_rows();
     }
 };
 
