@@ -234,6 +234,10 @@ static struct cuda_mat place_array(struct plan *p, const struct mat *m, int32_t 
     return place_planar(p, all, (size_t)n);
 }
 
+/* Experts follow each other without a gap. */
+_Static_assert(TILE_WIDE_BYTES % CUDA_ALIGN == 0 && TILE_DOWN_BYTES % CUDA_ALIGN == 0,
+               "whole alignments");
+
 /* What n experts read first: gate and up, in tiles row by row in turns. */
 static void place_first_half(struct plan *p, const struct mat *gate, const struct mat *up,
                              int32_t n, struct cuda_mat *out_gate, struct cuda_mat *out_up) {
