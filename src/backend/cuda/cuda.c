@@ -43,8 +43,8 @@ static int check_shape(const struct shape *s, lily_err *err) {
                 s->hidden <= 4096 && s->q_dim <= 4096 && s->gdn_v_dim <= 4096;
     if (fits) return LILY_OK;
     return ERR(err, LILY_EMODEL,
-               "shape %s: found sizes the CUDA kernels are not made for; extend "
-               "src/backend/cuda/kernels",
+               "shape %s: found sizes the CUDA kernels are not made for; use the cpu backend, or "
+               "extend src/backend/cuda/kernels",
                s->name);
 }
 

@@ -30,8 +30,7 @@ enum {
     CUDA_IN_FLIGHT = 2,
     CUDA_ALIGN = 256, /* of every array in device memory */
     CUDA_MIN_CAPABILITY = 80,
-    CUDA_MIN_DRIVER = 13000, /* the toolkit that compiles the kernels */
-    CUDA_HEAD_ROWS = 32      /* rows of logits at once */
+    CUDA_HEAD_ROWS = 32 /* rows of logits at once */
 };
 
 /* The model in device memory. */
@@ -91,7 +90,7 @@ size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struc
 /* One decode step on its way. Its slots lie in pinned host memory and, once queued, in device
  * memory; results and logits come back to pinned memory. */
 struct cuda_step {
-    int32_t n;               /* slots; 0: none in flight */
+    int32_t n;               /* slots */
     struct cuda_slot *slots; /* [max_sessions] pinned */
     CUdeviceptr slots_device;
     struct cuda_result *results; /* [max_sessions] pinned */

@@ -102,7 +102,10 @@ static int launch(const struct backend_model *m, struct prefill_launch l, void *
         return cuda_launch(m, m->prompt->function[i], l.gx, l.gy, 1, l.threads, l.shared, arguments,
                            err);
     }
-    return ERR(err, LILY_EBACKEND, "CUDA: found no kernel %s, expected it in the table", l.kernel);
+    return ERR(err, LILY_EBACKEND,
+               "CUDA: found no kernel %s, expected it in the table; this is a fault of the "
+               "program, please report it",
+               l.kernel);
 }
 
 /* out[r] = w . in[r]; in is reordered, out rows ldo floats apart. */

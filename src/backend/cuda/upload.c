@@ -6,6 +6,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -42,11 +43,13 @@ struct plan {
 /* ---- checks ---------------------------------------------------------------------------------- */
 
 static int check_mat(const struct mat *m, const char *name, int32_t layer, lily_err *err) {
+    char where[24] = "";
     if (m->bits == 4 || m->bits == 8) return LILY_OK;
+    if (layer >= 0) snprintf(where, sizeof where, "layer %d ", layer);
     return ERR(err, LILY_EMODEL,
-               "layer %d %s: found %d-bit weights, expected 4 or 8; let the loader quantise the "
+               "%s%s: found %d-bit weights, expected 4 or 8; let the loader quantise the "
                "checkpoint (lily pack), or use the reference backend",
-               layer, name, m->bits);
+               where, name, m->bits);
 }
 
 static int check_alike(const struct mat *m, int32_t n, const char *name, int32_t layer,
