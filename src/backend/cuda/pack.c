@@ -92,9 +92,9 @@ static void fill_bytes(const struct row *rows, int32_t col, char *tile) {
         const struct row *row = &rows[r];
         if (!row->bits) continue;
         for (int32_t k = 0; k < TILE_BYTE_COLS; k++) {
-            uint8_t code = row->bits == 8 ? row->codes[col + k]
-                                          : row->codes[(col + k) / 2] >> (4 * (k & 1)) & 15;
-            memcpy(tile + tile_byte_codes(r, k), &code, 1);
+            int32_t at = col + k;
+            int code = row->bits == 8 ? row->codes[at] : row->codes[at / 2] >> (4 * (k & 1)) & 15;
+            tile[tile_byte_codes(r, k)] = (char)code;
         }
         for (int32_t g = 0; g < 2; g++)
             put_factors(row, col / 64 + g, tile + tile_byte_scale(r, g));
