@@ -175,7 +175,7 @@ $(EMULATED)/%.o: tests/cuda/%.c tests/cuda/check.h
 $(EMULATED)/emulator.o: tests/cuda/emulator/emulator.cpp tests/cuda/emulator/emulator.h
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror -c -o $@ $<
-$(EMULATED)/portable_%.o: src/backend/cuda/kernels/portable_%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c
+$(EMULATED)/portable_%.o: src/backend/cuda/kernels/portable_%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c src/backend/cuda/batch.c
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
 	$(Q)tests/cuda/emulator/kernels.sh mini portable_$* >$(@:.o=.cpp)
