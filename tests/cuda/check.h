@@ -35,6 +35,7 @@ void check_logits(const struct bench_model *b, const int32_t *lengths, int32_t n
 void check_cuts(const struct bench_model *b, int32_t n);
 void check_states(const struct bench_model *b, int32_t n);
 void check_batch(const struct bench_model *b, int32_t slots, int32_t steps);
+void check_compositions(const struct bench_model *b, int32_t slots);
 /* against_ref: ref is fast enough for it. */
 void check_sampling(const struct bench_model *b, int32_t steps, bool against_ref);
 void check_greedy(const struct bench_model *b, int32_t prompts, int32_t steps);
