@@ -9,7 +9,7 @@ enum {
     MOST_SLOTS = 64,
     THREADS = 512,                           /* of kernels/batch.cuh */
     COLUMNS = 8,                             /* slots of one product */
-    SUMS = 16 * 8 * 36 * (int)sizeof(float), /* shared memory of one product's sums */
+    SUMS = 2 * 16 * 8 * 36 * (int)sizeof(float), /* shared memory of a product's sums, twice */
     WIDEST = 2048, /* columns of a matrix whose blocks take all of them at once */
     PART = 256,
     MOST_PARTS = 128 /* of the context: positions at least, number at most */

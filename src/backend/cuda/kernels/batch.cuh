@@ -1,7 +1,6 @@
 /* Products of decode steps of several slots: 2 to 64 rows, each weight read and unpacked once for
  * up to 32 of them (docs/cuda-batch.md). A warp multiplies 16 rows of weights by 128 inputs of
- * every slot: weights are the left operand, taken 16 bytes a lane straight from memory to
- * registers, slots are the columns of the right one. The 16 warps of a block take different inputs
+ * every slot: weights are the left operand, taken straight from memory to registers, slots are the columns of the right one. The 16 warps of a block take different inputs
  * (or other rows, where there are fewer than 2,048 inputs) and their sums are added in shared
  * memory in the order of the inputs. A slot is one column of its own, so its bits depend neither on
  * the other slots nor on their number. */
@@ -21,88 +20,120 @@ enum {
 /* Sums of one warp: for each slot of eight, of 32 rows of weights. */
 typedef float batch_sums[BATCH_ROWS][BATCH_PITCH];
 
-/* 16 rows of weights by 128 inputs, as lane 4 g + q holds them: inputs [32 q, 32 q + 32) of rows
- * 2 g and 2 g + 1. This and batch_fetch alone know how weights lie. */
+/* 16 rows of weights by 128 inputs, as lane 4 g + q holds them: of rows 2 g and 2 g + 1 four words of
+ * eight codes, word w of the inputs from batch_column(w) on, so that a product of four lanes stays
+ * within one group; scales and biases of both groups. These two functions, batch_column and
+ * batch_factors alone know how weights lie. */
 struct batch_weights {
-    uint4 codes[2];
-    uint32_t factors[2]; /* scale, bias */
+    uint2 codes[2][2]; /* row, group */
+    uint32_t scales[2], biases[2];
 };
 
+__device__ __forceinline__ int batch_column(int word) {
+    return word / 2 * 64 + threadIdx.x % 4 * 16 + word % 2 * 8;
+}
+
 /* Rows [first, first + 16) of m, those from end on being zeros. */
-__device__ __forceinline__ batch_weights batch_fetch(const cuda_mat &m, int64_t first, int64_t end,
+__device__ __forceinline__ batch_weights batch_fetch(const cuda_mat &m, int first, int end,
                                                      int chunk) {
-    int lane = threadIdx.x % 32, column = chunk * BATCH_CHUNK + lane % 4 * 32;
+    int lane = threadIdx.x % 32, column = chunk * BATCH_CHUNK;
+    bool whole = m.cols % BATCH_CHUNK == 0; /* else the last chunk is one group */
     batch_weights w = {};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int64_t row = first + lane / 4 * 2 + i;
+        int row = first + lane / 4 * 2 + i;
         if (row >= end || column >= m.cols) continue;
-        int64_t group = row * (m.cols / 64) + column / 64;
-        w.codes[i] = __ldg((const uint4 *)(m.codes + (row * m.cols + column) / 2));
-        w.factors[i] = __ldg(m.scales + group) | (uint32_t)__ldg(m.biases + group) << 16;
+        uint32_t code = ((uint32_t)row * (uint32_t)m.cols + (uint32_t)column) / 2;
+        uint32_t group = (uint32_t)row * (uint32_t)(m.cols / 64) + (uint32_t)column / 64;
+        code += threadIdx.x % 4 * 8;
+        w.codes[i][0] = __ldg((const uint2 *)(m.codes + code));
+        if (whole) {
+            w.codes[i][1] = __ldg((const uint2 *)(m.codes + code + 32));
+            w.scales[i] = __ldg((const uint32_t *)(m.scales + group));
+            w.biases[i] = __ldg((const uint32_t *)(m.biases + group));
+        } else {
+            w.scales[i] = __ldg(m.scales + group);
+            w.biases[i] = __ldg(m.biases + group);
+        }
     }
     return w;
 }
 
-/* The same inputs of 8 NT slots: for word w of codes, its pairs of inputs in the order in which
- * batch_multiply unpacks codes: (0, 4), (1, 5), (2, 6), (3, 7). */
+/* Scale and bias of a row (0 or 1 of the lane's) and group. */
+__device__ __forceinline__ float2 batch_factors(const batch_weights &w, int i, int group) {
+    return make_float2(__uint_as_float(group ? w.scales[i] & 0xffff0000u : w.scales[i] << 16),
+                       __uint_as_float(group ? w.biases[i] & 0xffff0000u : w.biases[i] << 16));
+}
+
+/* The same inputs of 8 NT slots: for each word of codes its pairs of inputs in the order in which
+ * batch_multiply unpacks codes: (0, 4), (1, 5), (2, 6), (3, 7); and the sum of each group for the
+ * lane's two slots of a product, 2 q and 2 q + 1. */
 template <int NT> struct batch_inputs {
     uint32_t pairs[NT][4][4];
+    float sums[NT][2][2];
 };
 
 template <int NT, class Rows>
 __device__ __forceinline__ void batch_load(batch_inputs<NT> &x, const Rows &rows, int cols,
                                            int chunk) {
-    int lane = threadIdx.x % 32, column = chunk * BATCH_CHUNK + lane % 4 * 32;
+    const uint32_t ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
 #pragma unroll
     for (int t = 0; t < NT; t++) {
-        const bf16 *row = column < cols ? rows.row(t * BATCH_ROWS + lane / 4) : nullptr;
+        const bf16 *row = rows.row(t * BATCH_ROWS + threadIdx.x % 32 / 4);
 #pragma unroll
         for (int w = 0; w < 4; w++) {
+            int column = chunk * BATCH_CHUNK + batch_column(w);
             uint4 v = make_uint4(0, 0, 0, 0);
-            if (row) v = *(const uint4 *)(row + column + w * 8);
+            if (row && column < cols) v = *(const uint4 *)(row + column);
             x.pairs[t][w][0] = __byte_perm(v.x, v.z, 0x5410);
             x.pairs[t][w][1] = __byte_perm(v.x, v.z, 0x7632);
             x.pairs[t][w][2] = __byte_perm(v.y, v.w, 0x5410);
             x.pairs[t][w][3] = __byte_perm(v.y, v.w, 0x7632);
         }
+#pragma unroll
+        for (int group = 0; group < 2; group++) {
+            float acc[4] = {};
+#pragma unroll
+            for (int s = 0; s < 4; s++) {
+                const uint32_t *pair = &x.pairs[t][2 * group + s / 2][2 * (s % 2)];
+                multiply(acc, ones, pair[0], pair[1]);
+            }
+            x.sums[t][group][0] = acc[0], x.sums[t][group][1] = acc[1];
+        }
     }
 }
 
-/* Codes i and i + 4 of a word as bf16 values, rounded as dequantise8 does. */
-__device__ __forceinline__ uint32_t batch_pair(uint32_t word, int i, uint32_t scale,
-                                               uint32_t bias) {
-    uint32_t x = ((word >> (4 * i)) & 0x000f000fu) | 0x43004300u;
-    return fma_bf16x2(fma_bf16x2(x, 0x3f803f80u, 0xc300c300u), scale, bias);
-}
-
+/* acc += 16 rows of weights times the inputs. Codes enter the product as 128 + code, which bf16
+ * holds exactly, so that a weight is rounded nowhere; scale and bias are applied to the sums of a
+ * group: scale * sum + (bias - 128 scale) * sum of the inputs. */
 template <int NT>
 __device__ __forceinline__ void batch_multiply(float (&acc)[NT][4], const batch_weights &w,
                                                const batch_inputs<NT> &x) {
-    uint32_t scale[2], bias[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        scale[i] = (w.factors[i] & 0xffffu) * 0x10001u;
-        bias[i] = (w.factors[i] >> 16) * 0x10001u;
-    }
+    for (int group = 0; group < 2; group++) {
+        float sum[NT][4] = {};
 #pragma unroll
-    for (int word = 0; word < 4; word++) {
-        uint32_t code[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint4 &c = w.codes[i];
-            code[i] = word == 0 ? c.x : word == 1 ? c.y : word == 2 ? c.z : c.w;
-        }
-#pragma unroll
-        for (int s = 0; s < 2; s++) {
+        for (int s = 0; s < 4; s++) {
             uint32_t a[4];
 #pragma unroll
             for (int v = 0; v < 4; v++) {
-                a[v] = batch_pair(code[v % 2], 2 * s + v / 2, scale[v % 2], bias[v % 2]);
+                const uint2 &c = w.codes[v % 2][group];
+                int shift = 8 * (s % 2) + v / 2 * 4;
+                a[v] = select_or((s < 2 ? c.x : c.y) >> shift, 0x000f000fu, 0x43004300u);
             }
 #pragma unroll
             for (int t = 0; t < NT; t++) {
-                multiply(acc[t], a, x.pairs[t][word][2 * s], x.pairs[t][word][2 * s + 1]);
+                const uint32_t *pair = &x.pairs[t][2 * group + s / 2][2 * (s % 2)];
+                multiply(sum[t], a, pair[0], pair[1]);
+            }
+        }
+#pragma unroll
+        for (int v = 0; v < 4; v++) {
+            float2 f = batch_factors(w, v / 2, group);
+            float rest = fmaf(-128.0f, f.x, f.y);
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+                acc[t][v] = fmaf(f.x, sum[t][v], fmaf(rest, x.sums[t][group][v % 2], acc[t][v]));
             }
         }
     }

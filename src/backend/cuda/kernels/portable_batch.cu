@@ -1,6 +1,8 @@
 /* The products of a decode step of several slots, and what lies between them: see batch.cuh and
  * docs/cuda-batch.md. Launches are of BATCH_THREADS threads; a block walks over `units` of work one
- * after the other, the weights of the next ones on their way meanwhile. */
+ * after the other, the weights of the next ones on their way meanwhile. Units take turns at two
+ * places for their sums: one barrier a unit then parts both writing from reading and the other way
+ * round. */
 #include "batch.cuh"
 #include "routing.cuh"
 
@@ -29,8 +31,8 @@ __device__ void dense(const bf16 *a, const cuda_mat &w, float *out, int ldo, int
     batch_weights next[AHEAD][2];
     auto fetch = [&](batch_weights(&to)[2], int unit) {
         if (unit >= share.end) return;
-        to[0] = batch_fetch(w, (int64_t)unit * per + set * 32, w.rows, chunk);
-        to[1] = batch_fetch(w, (int64_t)unit * per + set * 32 + 16, w.rows, chunk);
+        to[0] = batch_fetch(w, unit * per + set * 32, w.rows, chunk);
+        to[1] = batch_fetch(w, unit * per + set * 32 + 16, w.rows, chunk);
     };
 #pragma unroll
     for (int d = 0; d < AHEAD; d++) fetch(next[d], share.begin + d);
@@ -41,22 +43,21 @@ __device__ void dense(const bf16 *a, const cuda_mat &w, float *out, int ldo, int
         for (int d = 0; d < AHEAD; d++) {
             int unit = first + d;
             if (unit >= share.end) break;
-            float acc[2][NT][4] = {};
-            batch_multiply(acc[0], next[d][0], x);
-            batch_multiply(acc[1], next[d][1], x);
-            fetch(next[d], unit + AHEAD);
-            __syncthreads(); /* the sums before have been read */
+            batch_sums *now = kept + unit % 2 * BATCH_WARPS * NT;
 #pragma unroll
-            for (int t = 0; t < NT; t++) {
-                batch_keep(kept[warp * NT + t], acc[0][t], 0);
-                batch_keep(kept[warp * NT + t], acc[1][t], 1);
+            for (int half = 0; half < 2; half++) {
+                float acc[NT][4] = {};
+                batch_multiply(acc, next[d][half], x);
+#pragma unroll
+                for (int t = 0; t < NT; t++) batch_keep(now[warp * NT + t], acc[t], half);
             }
+            fetch(next[d], unit + AHEAD);
             __syncthreads();
             for (int job = warp; job < split.sets * NT * BATCH_ROWS; job += BATCH_WARPS) {
                 int slot = job % BATCH_ROWS, t = job / BATCH_ROWS % NT, of = job / BATCH_ROWS / NT;
                 int r = r0 + t * BATCH_ROWS + slot, row = unit * per + of * 32 + lane;
                 if (r >= rows || row >= w.rows) continue;
-                out[(int64_t)r * ldo + row] = batch_sum(kept + t, split, of, NT, slot, lane);
+                out[(int64_t)r * ldo + row] = batch_sum(now + t, split, of, NT, slot, lane);
             }
         }
     }
@@ -123,13 +124,13 @@ __device__ void deep(const bf16 *a, const cuda_mat &w, float *out, int rows, bat
 }
 
 #define DENSE_KERNELS(rows, tiles)                                                                 \
-    KERNEL __launch_bounds__(BATCH_THREADS)                                                        \
+    KERNEL __launch_bounds__(BATCH_THREADS, 1)                                                        \
         batch_project_##rows(const bf16 *a, const float *exact, cuda_mat w, float *out, int ldo,   \
                              cuda_mat small, float *small_out, int n, int dense_blocks) {          \
         DYNAMIC_SHARED(batch_sums, kept);                                                          \
         project<tiles>(a, exact, w, out, ldo, small, small_out, n, dense_blocks, kept);            \
     }                                                                                              \
-    KERNEL __launch_bounds__(BATCH_THREADS)                                                        \
+    KERNEL __launch_bounds__(BATCH_THREADS, 1)                                                        \
         batch_out_##rows(const bf16 *a, cuda_mat w, float *out, int n) {                           \
         DYNAMIC_SHARED(batch_sums, kept);                                                          \
         deep<tiles>(a, w, out, n, kept);                                                           \
@@ -145,7 +146,7 @@ struct up_unit {
     const cuda_mat &gate, &up;
     int inner, set, chunk;
     __device__ void fetch(batch_weights (&to)[2], int expert, int first) const {
-        int64_t row = (int64_t)expert * inner, end = row + inner;
+        int row = expert * inner, end = row + inner;
         to[0] = batch_fetch(gate, row + first + set * 16, end, chunk);
         to[1] = batch_fetch(up, row + first + set * 16, end, chunk);
     }
@@ -168,12 +169,15 @@ __device__ __forceinline__ void keep_hidden(const batch_sums *kept, const batch_
     }
 }
 
-/* Sums of both halves of 32 rows (or of 16 rows of two matrices) to shared memory, as one step. */
-__device__ __forceinline__ void keep_both(batch_sums *kept, const float (&acc)[2][1][4]) {
-    __syncthreads();
-    batch_keep(kept[threadIdx.x / 32], acc[0][0], 0);
-    batch_keep(kept[threadIdx.x / 32], acc[1][0], 1);
-    __syncthreads();
+/* Both halves of 32 rows of weights (or 16 rows of two matrices) times the inputs, to kept. */
+__device__ __forceinline__ void multiply_both(batch_sums *kept, const batch_weights (&w)[2],
+                                              const batch_inputs<1> &x) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float acc[1][4] = {};
+        batch_multiply(acc, w[half], x);
+        batch_keep(kept[threadIdx.x / 32], acc[0], half);
+    }
 }
 
 /* The shared expert's first half for eight rows from r0 on: unit `unit`. */
@@ -187,10 +191,8 @@ __device__ void shared_up(const bf16 *a, const cuda_mat &gate, const cuda_mat &u
     of.fetch(w, 0, first);
     batch_inputs<1> x;
     batch_load(x, dense_rows{a, gate.cols, r0, rows}, gate.cols, of.chunk);
-    float acc[2][1][4] = {};
-    batch_multiply(acc[0], w[0], x);
-    batch_multiply(acc[1], w[1], x);
-    keep_both(kept, acc);
+    multiply_both(kept, w, x);
+    __syncthreads();
     keep_hidden(kept, split, first, gate.rows, r0, rows - r0, hidden);
 }
 
@@ -207,7 +209,7 @@ __device__ __forceinline__ void keep_down(const batch_sums *kept, const batch_sp
 
 /* scores[r] = router; hidden[r] = the shared expert's first half. Grid: router blocks of 16 scores,
  * then blocks of the shared expert, in x; groups of eight rows in y. */
-KERNEL __launch_bounds__(BATCH_THREADS)
+KERNEL __launch_bounds__(BATCH_THREADS, 1)
     batch_gate(const bf16 *a, const float *exact, cuda_mat router, float *scores, cuda_mat gate,
                cuda_mat up, bf16 *hidden, int rows, int router_blocks) {
     DYNAMIC_SHARED(batch_sums, kept);
@@ -264,7 +266,7 @@ __device__ void sort_pairs(const float *routing, int rows, int32_t *begin, int32
 
 /* Block 0 of row group 0: the choice of experts and the sort. Meanwhile the others: the shared
  * expert's second half, out[r]. Grid: 1 + blocks of `out` in x, groups of eight rows in y. */
-KERNEL __launch_bounds__(BATCH_THREADS)
+KERNEL __launch_bounds__(BATCH_THREADS, 1)
     batch_route(const float *scores, float *routing, int rows, int32_t *begin, int32_t *blocks,
                 int32_t *n_blocks, int32_t *pairs, int32_t *places, const bf16 *hidden,
                 cuda_mat down, float *out) {
@@ -286,10 +288,8 @@ KERNEL __launch_bounds__(BATCH_THREADS)
                           batch_fetch(down, first + set * 32 + 16, down.rows, chunk)};
     batch_inputs<1> x;
     batch_load(x, dense_rows{hidden, down.cols, r0, rows}, down.cols, chunk);
-    float acc[2][1][4] = {};
-    batch_multiply(acc[0], w[0], x);
-    batch_multiply(acc[1], w[1], x);
-    keep_both(kept, acc);
+    multiply_both(kept, w, x);
+    __syncthreads();
     keep_down(kept, split, first, r0, rows - r0, out);
 }
 
@@ -310,7 +310,7 @@ __device__ __forceinline__ void read_table(expert_table &table, const cuda_group
 }
 
 /* First half of the routed experts. Any number of blocks. */
-KERNEL __launch_bounds__(BATCH_THREADS)
+KERNEL __launch_bounds__(BATCH_THREADS, 1)
     batch_up(const bf16 *a, cuda_mat gate, cuda_mat up, cuda_groups groups, bf16 *hidden) {
     DYNAMIC_SHARED(batch_sums, kept);
     __shared__ expert_table table;
@@ -338,19 +338,18 @@ KERNEL __launch_bounds__(BATCH_THREADS)
                 batch_load(x, source, H, of.chunk);
                 loaded = b;
             }
-            float acc[2][1][4] = {};
-            batch_multiply(acc[0], next[d][0], x);
-            batch_multiply(acc[1], next[d][1], x);
+            batch_sums *now = kept + unit % 2 * BATCH_WARPS;
+            multiply_both(now, next[d], x);
             fetch(next[d], unit + BATCH_AHEAD);
-            keep_both(kept, acc);
-            keep_hidden(kept, split, unit % each * per, INNER, table.first[b], table.rows[b],
+            __syncthreads();
+            keep_hidden(now, split, unit % each * per, INNER, table.first[b], table.rows[b],
                         hidden);
         }
     }
 }
 
 /* Second half: out[place]. Any number of blocks. */
-KERNEL __launch_bounds__(BATCH_THREADS)
+KERNEL __launch_bounds__(BATCH_THREADS, 1)
     batch_down(const bf16 *hidden, cuda_mat down, cuda_groups groups, float *out) {
     DYNAMIC_SHARED(batch_sums, kept);
     __shared__ expert_table table;
@@ -363,7 +362,7 @@ KERNEL __launch_bounds__(BATCH_THREADS)
     batch_weights next[BATCH_AHEAD][2];
     auto fetch = [&](batch_weights(&to)[2], int unit) {
         if (unit >= share.end) return;
-        int64_t first = (int64_t)table.expert[unit / each] * H, end = first + H;
+        int first = table.expert[unit / each] * H, end = first + H;
         first += unit % each * per + set * 32;
         to[0] = batch_fetch(down, first, end, chunk);
         to[1] = batch_fetch(down, first + 16, end, chunk);
@@ -382,12 +381,11 @@ KERNEL __launch_bounds__(BATCH_THREADS)
                 batch_load(x, dense_rows{hidden, INNER, first, first + table.rows[b]}, INNER, chunk);
                 loaded = b;
             }
-            float acc[2][1][4] = {};
-            batch_multiply(acc[0], next[d][0], x);
-            batch_multiply(acc[1], next[d][1], x);
+            batch_sums *now = kept + unit % 2 * BATCH_WARPS;
+            multiply_both(now, next[d], x);
             fetch(next[d], unit + BATCH_AHEAD);
-            keep_both(kept, acc);
-            keep_down(kept, split, unit % each * per, table.first[b], table.rows[b], out);
+            __syncthreads();
+            keep_down(now, split, unit % each * per, table.first[b], table.rows[b], out);
         }
     }
 }
@@ -396,7 +394,7 @@ KERNEL __launch_bounds__(BATCH_THREADS)
 
 /* x[r] += the experts' weighted sum (in order of choice) + sigmoid(gate) * shared[r]; then the next
  * norm of the whole row: normed (float32) and normed_bf. Grid: rows. */
-KERNEL __launch_bounds__(BATCH_THREADS)
+KERNEL __launch_bounds__(BATCH_THREADS, 1)
     batch_combine(const float *out, const int32_t *places, const float *routing,
                   const float *scores, const float *shared, float *x, const float *weight,
                   float *normed, bf16 *normed_bf) {
