@@ -743,7 +743,7 @@ static double batch_speed(const struct bench_model *b, struct side *x, int32_t n
     return (double)n * (steps - 4) / ((double)(clock_ns() - began) * 1e-9);
 }
 
-static void measure_batches(const struct bench_model *b) {
+void measure_batches(const struct bench_model *b) {
     static const int32_t sizes[] = {1, 2, 4, 8, 16, 32};
     struct bench_model narrow = *b;
     narrow.context = 1024;
@@ -788,7 +788,6 @@ void measure(const struct bench_model *b) {
     }
     free(logits);
     close_side(&x);
-    measure_batches(b);
 }
 
 /* The kernels of some steps, each run alone. */
@@ -821,6 +820,7 @@ void profile(const struct bench_model *b) {
         failed(&x, b->cuda->decode_submit(x.m, slot, slots[i], &err), &err);
         if (!x.bad) failed(&x, b->cuda->decode_wait(x.m, result, slots[i], &err), &err);
         snprintf(what, sizeof what, "decode of %d", slots[i]);
+        profile_batch(b->w->shape, b->w->layers, slots[i]);
         profile_print(what);
     }
     free(logits);

@@ -7,8 +7,8 @@
 
 enum {
     MOST_SLOTS = 64,
-    THREADS = 512,                           /* of kernels/batch.cuh */
-    COLUMNS = 8,                             /* slots of one product */
+    THREADS = 512,                               /* of kernels/batch.cuh */
+    COLUMNS = 8,                                 /* slots of one product */
     SUMS = 2 * 16 * 8 * 36 * (int)sizeof(float), /* shared memory of a product's sums, twice */
     WIDEST = 2048, /* columns of a matrix whose blocks take all of them at once */
     PART = 256,
@@ -18,7 +18,7 @@ enum {
 /* field, file, kernel, dynamic shared memory */
 #define BATCH_MAP(XX)                                                                              \
     XX(embed, "portable_norm", "embed", 0)                                                         \
-    XX(norm, "portable_norm", "rms_norm", 0)                                                       \
+    XX(first_norm, "portable_norm", "rms_norm", 0)                                                 \
     XX(project[0], "portable_batch", "batch_project_8", SUMS)                                      \
     XX(project[1], "portable_batch", "batch_project_16", 2 * SUMS)                                 \
     XX(out[0], "portable_batch", "batch_out_8", SUMS)                                              \
@@ -31,18 +31,40 @@ enum {
     XX(route, "portable_batch", "batch_route", SUMS)                                               \
     XX(up, "portable_batch", "batch_up", SUMS)                                                     \
     XX(down, "portable_batch", "batch_down", SUMS)                                                 \
+    XX(norm, "portable_batch", "batch_norm", 0)                                                    \
     XX(combine, "portable_batch", "batch_combine", 0)
 
 struct cuda_batch {
-    CUfunction embed, norm, project[2], out[2], mix;
+    CUfunction embed, first_norm, project[2], out[2], mix;
     CUfunction attention_rows, attention_part, attention_join;
-    CUfunction gate, route, up, down, combine;
+    CUfunction gate, route, up, down, norm, combine;
 };
 
 #define ARGS(...) ((void *[]){__VA_ARGS__})
 
 static unsigned blocks(int32_t n, int32_t each) {
     return (unsigned)((n + each - 1) / each);
+}
+
+/* Queues a kernel of portable_batch*: on cards that can, it begins while the one before it ends.
+ * Those kernels wait for what was queued before them themselves; all others wait as ever. */
+static int launch(const struct backend_model *m, CUfunction f, unsigned gx, unsigned gy,
+                  unsigned gz, unsigned threads, size_t shared, void **arguments, lily_err *err) {
+    if (m->capability < 90) {
+        return cuda_launch(m, f, gx, gy, gz, threads, shared, arguments, err);
+    }
+    CUlaunchAttribute early = {.id = CU_LAUNCH_PROGRAMMATIC, .value = {.number = 1}};
+    CUlaunchConfig config = {.grid_x = gx,
+                             .grid_y = gy,
+                             .grid_z = gz,
+                             .block_x = threads,
+                             .block_y = 1,
+                             .block_z = 1,
+                             .shared = (unsigned)shared,
+                             .stream = m->stream,
+                             .attributes = &early,
+                             .n_attributes = 1};
+    return cuda_check(m->d, m->d->launch_with(&config, f, arguments, NULL), "kernel launch", err);
 }
 
 /* ---- products for all slots ------------------------------------------------------------------ */
@@ -79,8 +101,8 @@ static int project(struct backend_model *m, int32_t rows, struct cuda_mat w, CUd
 static int project_out(struct backend_model *m, int32_t rows, struct cuda_mat w, lily_err *err) {
     struct cuda_scratch *x = &m->x;
     int32_t groups, tile = tile_of(rows, &groups);
-    return cuda_launch(m, m->batch->out[tile], blocks(w.rows, 16) * (unsigned)groups, 1, 1, THREADS,
-                       (size_t)SUMS << tile, ARGS(&x->mix_bf, &w, &x->out, &rows), err);
+    return launch(m, m->batch->out[tile], blocks(w.rows, 16) * (unsigned)groups, 1, 1, THREADS,
+                  (size_t)SUMS << tile, ARGS(&x->mix_bf, &w, &x->out, &rows), err);
 }
 
 /* ---- mixers ---------------------------------------------------------------------------------- */
@@ -148,50 +170,45 @@ static int experts(struct backend_model *m, int32_t rows, int32_t l, CUdeviceptr
     struct cuda_groups by_expert = {
         .begin = begin, .blocks = list, .n_blocks = count, .pairs = x->pairs};
     unsigned first_half = blocks(s->shared_width, 16 * sets_of(s->hidden));
-    int rc = cuda_launch(m, k->gate, (unsigned)router + first_half, groups, 1, THREADS, SUMS,
-                         ARGS(&x->normed_bf, &x->normed, &w.router, &x->scores, &w.shared_gate,
-                              &w.shared_up, &own, &rows, &router),
-                         err);
+    int rc = launch(m, k->gate, (unsigned)router + first_half, groups, 1, THREADS, SUMS,
+                    ARGS(&x->normed_bf, &x->normed, &w.router, &x->scores, &w.shared_gate,
+                         &w.shared_up, &own, &rows, &router),
+                    err);
     unsigned second_half = blocks(s->hidden, 32 * sets_of(s->shared_width));
     if (rc == LILY_OK) {
-        rc = cuda_launch(m, k->route, 1 + second_half, groups, 1, THREADS, SUMS,
-                         ARGS(&x->scores, &x->routing, &rows, &begin, &list, &count, &x->pairs,
-                              &x->places, &own, &w.shared_down, &x->out),
-                         err);
+        rc = launch(m, k->route, 1 + second_half, groups, 1, THREADS, SUMS,
+                    ARGS(&x->scores, &x->routing, &rows, &begin, &list, &count, &x->pairs,
+                         &x->places, &own, &w.shared_down, &x->out),
+                    err);
     }
     if (rc == LILY_OK) {
-        rc = cuda_launch(m, k->up, all, 1, 1, THREADS, SUMS,
-                         ARGS(&x->normed_bf, &w.gate, &w.up, &by_expert, &x->hidden), err);
+        rc = launch(m, k->up, all, 1, 1, THREADS, SUMS,
+                    ARGS(&x->normed_bf, &w.gate, &w.up, &by_expert, &x->hidden), err);
     }
     if (rc == LILY_OK) {
-        rc = cuda_launch(m, k->down, all, 1, 1, THREADS, SUMS,
-                         ARGS(&x->hidden, &w.down, &by_expert, &x->wide), err);
+        rc = launch(m, k->down, all, 1, 1, THREADS, SUMS,
+                    ARGS(&x->hidden, &w.down, &by_expert, &x->wide), err);
     }
     if (rc != LILY_OK) return rc;
-    return cuda_launch(m, k->combine, (unsigned)rows, 1, 1, THREADS, 0,
-                       ARGS(&x->wide, &x->places, &x->routing, &x->scores, &x->out, &x->x, &weight,
-                            &x->normed, &x->normed_bf),
-                       err);
+    return launch(m, k->combine, (unsigned)rows, 1, 1, THREADS, 0,
+                  ARGS(&x->wide, &x->places, &x->routing, &x->scores, &x->out, &x->x, &weight,
+                       &x->normed, &x->normed_bf),
+                  err);
 }
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-/* x.x += add (where given), normed with weight. */
-static int norm(struct backend_model *m, int32_t rows, CUdeviceptr add, CUdeviceptr weight,
-                lily_err *err) {
-    struct cuda_scratch *x = &m->x;
-    int32_t first = 0;
-    return cuda_launch(m, m->batch->norm, (unsigned)rows, 1, 1, THREADS, 0,
-                       ARGS(&x->x, &add, &weight, &x->normed, &x->normed_bf, &first), err);
-}
-
 static int layer(struct backend_model *m, const struct cuda_step *step, int32_t l, lily_err *err) {
     const struct cuda_layer *w = &m->dw.layer[l];
+    struct cuda_scratch *x = &m->x;
     bool full = shape_is_attention(model_shape(m), l), last = l + 1 == m->w->layers;
     CUdeviceptr next = last ? m->dw.final_norm : m->dw.layer[l + 1].input_norm;
     int rc = full ? attention(m, step, l, err) : deltanet(m, step, l, err);
     if (rc == LILY_OK) rc = project_out(m, step->n, full ? w->o : w->out, err);
-    if (rc == LILY_OK) rc = norm(m, step->n, m->x.out, w->post_norm, err);
+    if (rc != LILY_OK) return rc;
+    CUdeviceptr weight = w->post_norm;
+    rc = launch(m, m->batch->norm, (unsigned)step->n, 1, 1, THREADS, 0,
+                ARGS(&x->out, &x->x, &weight, &x->normed, &x->normed_bf), err);
     return rc == LILY_OK ? experts(m, step->n, l, next, err) : rc;
 }
 
@@ -205,7 +222,12 @@ static int queue(struct backend_model *m, struct cuda_step *step, lily_err *err)
     for (int32_t i = 0; i < n; i++) head |= step->slots[i].sample || step->slots[i].want_logits;
     int rc = cuda_launch(m, m->batch->embed, (unsigned)n, 1, 1, THREADS, 0,
                          ARGS(&table, &ids, &slots, &x->x), err);
-    if (rc == LILY_OK) rc = norm(m, n, 0, m->dw.layer[0].input_norm, err);
+    CUdeviceptr none = 0, weight = m->dw.layer[0].input_norm;
+    int32_t first = 0;
+    if (rc == LILY_OK) {
+        rc = cuda_launch(m, m->batch->first_norm, (unsigned)n, 1, 1, THREADS, 0,
+                         ARGS(&x->x, &none, &weight, &x->normed, &x->normed_bf, &first), err);
+    }
     for (int32_t l = 0; l < m->w->layers && rc == LILY_OK; l++) rc = layer(m, step, l, err);
     if (rc == LILY_OK) rc = cuda_check_rows(m, x->x, n, s->hidden, 1, 0, err);
     if (rc == LILY_OK && head) {

@@ -2,7 +2,10 @@
  * docs/cuda-batch.md. Launches are of BATCH_THREADS threads; a block walks over `units` of work one
  * after the other, the weights of the next ones on their way meanwhile. Units take turns at two
  * places for their sums: one barrier a unit then parts both writing from reading and the other way
- * round. */
+ * round.
+ *
+ * From sm_90 on a kernel may begin while the ones before it still run: weights are asked for at
+ * once, everything else is read and written behind wait_for_previous. */
 #include "batch.cuh"
 #include "routing.cuh"
 
@@ -18,46 +21,51 @@ struct span {
 /* ---- matrices for all slots ------------------------------------------------------------------ */
 
 /* out[r][n] = sum_k a[r][k] w[n][k], out rows ldo floats apart, for 8 NT rows from r0 on, by share
- * i of n blocks. A unit is 32 rows of w for each set of warps; at most 2,048 columns. */
+ * i of n blocks. A unit is ROWS rows of w for each set of warps: as many as registers hold three
+ * times. At most 2,048 columns. */
 template <int NT>
 __device__ void dense(const bf16 *a, const cuda_mat &w, float *out, int ldo, int r0, int rows,
                       int i, int n, batch_sums *kept) {
-    enum { AHEAD = NT == 1 ? (int)BATCH_AHEAD : 2 }; /* as many as registers hold */
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    enum { HALVES = NT == 1 ? 2 : 1, ROWS = 16 * HALVES };
+    int warp = threadIdx.x / 32;
     batch_split split(w.cols);
-    int set = warp / split.slices, chunk = warp % split.slices, per = 32 * split.sets;
+    int set = warp / split.slices, chunk = warp % split.slices, per = ROWS * split.sets;
     span share((w.rows + per - 1) / per, i, n);
     if (share.begin == share.end) return;
-    batch_weights next[AHEAD][2];
-    auto fetch = [&](batch_weights(&to)[2], int unit) {
+    batch_weights next[BATCH_AHEAD][HALVES];
+    auto fetch = [&](batch_weights(&to)[HALVES], int unit) {
         if (unit >= share.end) return;
-        to[0] = batch_fetch(w, unit * per + set * 32, w.rows, chunk);
-        to[1] = batch_fetch(w, unit * per + set * 32 + 16, w.rows, chunk);
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            to[half] = batch_fetch(w, unit * per + set * ROWS + half * 16, w.rows, chunk);
+        }
     };
 #pragma unroll
-    for (int d = 0; d < AHEAD; d++) fetch(next[d], share.begin + d);
+    for (int d = 0; d < BATCH_AHEAD; d++) fetch(next[d], share.begin + d);
+    wait_for_previous();
     batch_inputs<NT> x;
     batch_load(x, dense_rows{a, w.cols, r0, rows}, w.cols, chunk);
-    for (int first = share.begin; first < share.end; first += AHEAD) {
+    for (int first = share.begin; first < share.end; first += BATCH_AHEAD) {
 #pragma unroll
-        for (int d = 0; d < AHEAD; d++) {
+        for (int d = 0; d < BATCH_AHEAD; d++) {
             int unit = first + d;
             if (unit >= share.end) break;
             batch_sums *now = kept + unit % 2 * BATCH_WARPS * NT;
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
+            for (int half = 0; half < HALVES; half++) {
                 float acc[NT][4] = {};
                 batch_multiply(acc, next[d][half], x);
 #pragma unroll
                 for (int t = 0; t < NT; t++) batch_keep(now[warp * NT + t], acc[t], half);
             }
-            fetch(next[d], unit + AHEAD);
+            fetch(next[d], unit + BATCH_AHEAD);
             __syncthreads();
-            for (int job = warp; job < split.sets * NT * BATCH_ROWS; job += BATCH_WARPS) {
-                int slot = job % BATCH_ROWS, t = job / BATCH_ROWS % NT, of = job / BATCH_ROWS / NT;
-                int r = r0 + t * BATCH_ROWS + slot, row = unit * per + of * 32 + lane;
-                if (r >= rows || row >= w.rows) continue;
-                out[(int64_t)r * ldo + row] = batch_sum(now + t, split, of, NT, slot, lane);
+            for (int item = threadIdx.x; item < per * NT * BATCH_ROWS; item += BATCH_THREADS) {
+                int row = item % ROWS, slot = item / ROWS % BATCH_ROWS;
+                int t = item / (ROWS * BATCH_ROWS) % NT, of = item / (ROWS * BATCH_ROWS * NT);
+                int r = r0 + t * BATCH_ROWS + slot, to = unit * per + of * ROWS + row;
+                if (r >= rows || to >= w.rows) continue;
+                out[(int64_t)r * ldo + to] = batch_sum(now + t, split, of, NT, slot, row);
             }
         }
     }
@@ -83,10 +91,13 @@ __device__ void project(const bf16 *a, const float *exact, const cuda_mat &w, fl
                         batch_sums *kept) {
     int block = blockIdx.x;
     if (block < dense_blocks) {
+        let_next_begin();
         turn<NT> t(rows, block, dense_blocks);
         if (t.i < t.n) dense<NT>(a, w, out, ldo, t.r0, rows, t.i, t.n, kept);
         return;
     }
+    let_next_begin();
+    wait_for_previous();
     for (int r0 = 0; r0 < rows; r0 += BATCH_ROWS) {
         __syncthreads();
         batch_precise(exact, small, (block - dense_blocks) * 16, r0, rows, small_out, kept);
@@ -100,11 +111,13 @@ __device__ void deep(const bf16 *a, const cuda_mat &w, float *out, int rows, bat
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     turn<NT> t(rows, blockIdx.x, gridDim.x);
     int first = t.i * 16;
+    let_next_begin();
     batch_weights codes[PASSES];
 #pragma unroll
     for (int p = 0; p < PASSES; p++) {
         codes[p] = batch_fetch(w, first, w.rows, warp + p * BATCH_WARPS);
     }
+    wait_for_previous();
     float acc[NT][4] = {};
 #pragma unroll
     for (int p = 0; p < PASSES; p++) {
@@ -189,6 +202,7 @@ __device__ void shared_up(const bf16 *a, const cuda_mat &gate, const cuda_mat &u
     int first = unit * 16 * split.sets;
     batch_weights w[2];
     of.fetch(w, 0, first);
+    wait_for_previous();
     batch_inputs<1> x;
     batch_load(x, dense_rows{a, gate.cols, r0, rows}, gate.cols, of.chunk);
     multiply_both(kept, w, x);
@@ -214,7 +228,9 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
                cuda_mat up, bf16 *hidden, int rows, int router_blocks) {
     DYNAMIC_SHARED(batch_sums, kept);
     int block = blockIdx.x, r0 = blockIdx.y * BATCH_ROWS;
+    let_next_begin();
     if (block < router_blocks) {
+        wait_for_previous();
         batch_precise(exact, router, block * 16, r0, rows, scores, kept);
     } else {
         shared_up(a, gate, up, hidden, r0, rows, block - router_blocks, kept);
@@ -272,8 +288,10 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
                 cuda_mat down, float *out) {
     DYNAMIC_SHARED(batch_sums, kept);
     int warp = threadIdx.x / 32;
+    let_next_begin();
     if (blockIdx.x == 0) {
         if (blockIdx.y) return;
+        wait_for_previous();
         for (int r = warp; r < rows; r += BATCH_WARPS) {
             route_row(scores + r * (EXPERTS + 1), routing + r * 2 * TOP_K);
         }
@@ -286,6 +304,7 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     int first = ((int)blockIdx.x - 1) * 32 * split.sets;
     batch_weights w[2] = {batch_fetch(down, first + set * 32, down.rows, chunk),
                           batch_fetch(down, first + set * 32 + 16, down.rows, chunk)};
+    wait_for_previous();
     batch_inputs<1> x;
     batch_load(x, dense_rows{hidden, down.cols, r0, rows}, down.cols, chunk);
     multiply_both(kept, w, x);
@@ -317,6 +336,8 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     int warp = threadIdx.x / 32;
     batch_split split(H);
     up_unit of = {gate, up, INNER, warp / split.slices, warp % split.slices};
+    let_next_begin();
+    wait_for_previous();
     read_table(table, groups);
     int per = 16 * split.sets, each = (INNER + per - 1) / per; /* units of a block of rows */
     span share(table.n * each, blockIdx.x, gridDim.x);
@@ -356,6 +377,8 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     int warp = threadIdx.x / 32;
     batch_split split(INNER);
     int set = warp / split.slices, chunk = warp % split.slices;
+    let_next_begin();
+    wait_for_previous();
     read_table(table, groups);
     int per = 32 * split.sets, each = (H + per - 1) / per;
     span share(table.n * each, blockIdx.x, gridDim.x);
@@ -392,18 +415,68 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
 
 /* ---- between layers -------------------------------------------------------------------------- */
 
+/* Four channels of row r of the norm: y = x * scale * weight as float32 and bf16. */
+__device__ __forceinline__ void keep_normed(float4 x, float scale, const float *weight, int64_t r,
+                                            int c, float *normed, bf16 *normed_bf) {
+    float4 w = *(const float4 *)(weight + c);
+    float4 y = make_float4(x.x * scale * w.x, x.y * scale * w.y, x.z * scale * w.z,
+                           x.w * scale * w.w);
+    *(float4 *)(normed + r * H + c) = y;
+    *(uint2 *)(normed_bf + r * H + c) = make_uint2(bf16_pair(y.x, y.y), bf16_pair(y.z, y.w));
+}
+
+/* Channels of thread number i of a row, below H. */
+enum { CHANNELS = (H / 4 + BATCH_THREADS - 1) / BATCH_THREADS };
+
+/* The norm of what the threads of a block have in v, and in x[r]. */
+__device__ __forceinline__ void norm_row(const float4 (&v)[CHANNELS], const float *weight,
+                                         int64_t r, float *normed, bf16 *normed_bf) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < CHANNELS; i++) {
+        sum += fmaf(v[i].x, v[i].x, v[i].y * v[i].y) + fmaf(v[i].z, v[i].z, v[i].w * v[i].w);
+    }
+    float scale = 1.0f / sqrtf(block_sum(sum) / H + SHAPE_NORM_EPS);
+#pragma unroll
+    for (int i = 0; i < CHANNELS; i++) {
+        int c = (i * BATCH_THREADS + threadIdx.x) * 4;
+        if (c < H) keep_normed(v[i], scale, weight, r, c, normed, normed_bf);
+    }
+}
+
+/* x[r] += add[r]; then its norm. Grid: rows. */
+KERNEL __launch_bounds__(BATCH_THREADS)
+    batch_norm(const float *add, float *x, const float *weight, float *normed, bf16 *normed_bf) {
+    int64_t r = blockIdx.x;
+    float4 v[CHANNELS];
+    let_next_begin();
+    wait_for_previous();
+#pragma unroll
+    for (int i = 0; i < CHANNELS; i++) {
+        int c = (i * BATCH_THREADS + threadIdx.x) * 4;
+        v[i] = make_float4(0, 0, 0, 0);
+        if (c >= H) continue;
+        float4 *at = (float4 *)(x + r * H + c), y = *(const float4 *)(add + r * H + c);
+        v[i] = *at;
+        v[i] = make_float4(v[i].x + y.x, v[i].y + y.y, v[i].z + y.z, v[i].w + y.w);
+        *at = v[i];
+    }
+    norm_row(v, weight, r, normed, normed_bf);
+}
+
 /* x[r] += the experts' weighted sum (in order of choice) + sigmoid(gate) * shared[r]; then the next
  * norm of the whole row: normed (float32) and normed_bf. Grid: rows. */
 KERNEL __launch_bounds__(BATCH_THREADS, 1)
     batch_combine(const float *out, const int32_t *places, const float *routing,
                   const float *scores, const float *shared, float *x, const float *weight,
                   float *normed, bf16 *normed_bf) {
-    enum { EACH = (H / 4 + BATCH_THREADS - 1) / BATCH_THREADS };
     int64_t r = blockIdx.x;
-    float4 v[EACH];
-    float gate = sigmoid(scores[r * (EXPERTS + 1) + EXPERTS]), sum = 0;
+    float4 v[CHANNELS];
+    let_next_begin();
+    wait_for_previous();
+    float gate = sigmoid(scores[r * (EXPERTS + 1) + EXPERTS]);
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
+    for (int i = 0; i < CHANNELS; i++) {
         int c = (i * BATCH_THREADS + threadIdx.x) * 4;
         v[i] = make_float4(0, 0, 0, 0);
         if (c >= H) continue;
@@ -424,17 +497,6 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
         v[i].x += fmaf(gate, own.x, y.x), v[i].y += fmaf(gate, own.y, y.y);
         v[i].z += fmaf(gate, own.z, y.z), v[i].w += fmaf(gate, own.w, y.w);
         *at = v[i];
-        sum += fmaf(v[i].x, v[i].x, v[i].y * v[i].y) + fmaf(v[i].z, v[i].z, v[i].w * v[i].w);
     }
-    float scale = 1.0f / sqrtf(block_sum(sum) / H + SHAPE_NORM_EPS);
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        int c = (i * BATCH_THREADS + threadIdx.x) * 4;
-        if (c >= H) continue;
-        float4 w = *(const float4 *)(weight + c), y = v[i];
-        y = make_float4(y.x * scale * w.x, y.y * scale * w.y, y.z * scale * w.z,
-                        y.w * scale * w.w);
-        *(float4 *)(normed + r * H + c) = y;
-        *(uint2 *)(normed_bf + r * H + c) = make_uint2(bf16_pair(y.x, y.y), bf16_pair(y.z, y.w));
-    }
+    norm_row(v, weight, r, normed, normed_bf);
 }

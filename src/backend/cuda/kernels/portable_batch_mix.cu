@@ -60,8 +60,10 @@ KERNEL __launch_bounds__(MIX_THREADS)
     const float *row = proj + (int64_t)blockIdx.y * width;
     int64_t at = (((int64_t)layer * V_HEADS + head) * DIM + warp * KEYS) * DIM + lane * 4;
     float4 s[KEYS];
+    let_next_begin();
 #pragma unroll
     for (int i = 0; i < KEYS; i++) s[i] = *(const float4 *)(slot.state_in + at + i * DIM);
+    wait_for_previous(); /* the state is of the step before */
     if (warp == 0) {
         float4 y = convolved(row, taps, slot, layer, key_head, owner);
         *(float4 *)&q[lane * 4] = scaled(y, 1.0f / sqrtf(squares(y) + 1e-6f) * rsqrtf((float)DIM));
