@@ -186,12 +186,21 @@ $(EMULATED)/prefill.o: tests/cuda/emulator/prefill.cpp $(wildcard src/backend/cu
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
 	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -c -o $@ $<
+# The batched kernels at the large shape.
+$(EMULATED)/batch.o: tests/cuda/emulator/batch.cpp $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cu* tests/cuda/emulator/*)
+	@mkdir -p $(@D)
+	@echo "  CXX  $< (emulated)"
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $<
+$(BUILD)/batch-emulated: $(EMULATED)/batch.o $(EMULATED)/emulator.o
+	@echo "  LINK $@"
+	$(Q)$(CXX) -o $@ $^
 $(BUILD)/prefill-emulated: $(EMULATED)/prefill.o $(EMULATED)/emulator.o
 	@echo "  LINK $@"
 	$(Q)$(CXX) -o $@ $^
-cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prefill-emulated
+cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated
 	@$(BUILD)/cuda-emulated
 	@$(BUILD)/prefill-emulated check
+	@$(BUILD)/batch-emulated
 else
 cuda-emulator:
 	@echo "skipped: the CUDA emulator switches fibers in x86-64 code for Linux"
