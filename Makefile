@@ -199,6 +199,7 @@ $(BUILD)/prefill-emulated: $(EMULATED)/prefill.o $(EMULATED)/emulator.o
 	$(Q)$(CXX) -o $@ $^
 cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated
 	@$(BUILD)/cuda-emulated
+	@$(BUILD)/cuda-emulated --capability 90 stages logits batch
 	@$(BUILD)/prefill-emulated check
 	@$(BUILD)/batch-emulated
 else

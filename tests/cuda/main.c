@@ -84,6 +84,10 @@ static bool asked(int argc, char **argv, int first, const char *group) {
     return false;
 }
 
+#ifdef CUDA_EMULATED
+extern int emulated_capability; /* tests/cuda/emulator */
+#endif
+
 /* Everything that was asked for, in sizes that suit the model and the card. */
 static void run(const struct bench_model *b, int argc, char **argv, int first) {
     static const int32_t few[] = {1, 9, 70}, some[] = {1, 2, 9, 17, 65, 129, 300};
@@ -126,6 +130,9 @@ int main(int argc, char **argv) {
         if (strcmp(argv[first], "--context") == 0) b.context = (int32_t)strtol(value, NULL, 10);
         if (strcmp(argv[first], "--json") == 0) json = value;
         if (strcmp(argv[first], "--synth") == 0) layers = (int32_t)strtol(value, NULL, 10);
+#ifdef CUDA_EMULATED
+        if (strcmp(argv[first], "--capability") == 0) emulated_capability = atoi(value);
+#endif
     }
     lily_err err = {0};
 #ifdef CUDA_EMULATED

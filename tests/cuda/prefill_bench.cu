@@ -60,16 +60,6 @@ KERNEL fill_bf16(bf16 *x, size_t n, float low, float high, uint64_t from) {
         x[i] = to_bf16(low + (high - low) * uniform(from + i));
     }
 }
-/* Scales of both signs, biases that centre the codes (bits 4: 7.5, bits 8: 127.5). */
-KERNEL fill_scales(bf16 *scales, bf16 *biases, size_t n, float scale, float centre, uint64_t from) {
-    for (size_t i = first_index(); i < n; i += index_step()) {
-        float s = scale * (0.5f + uniform(from + i));
-        if (hash(~(from + i)) % 4 == 0) s = -s;
-        scales[i] = to_bf16(s);
-        biases[i] = to_bf16(-centre * s);
-    }
-}
-
 static float *floats(size_t n, float low, float high) {
     float *x = take<float>(n);
     RUN(fill_floats, 264, 1, 256, 0, x, n, low, high, seed++ << 40);
@@ -80,16 +70,53 @@ static bf16 *bf16s(size_t n, float low, float high) {
     RUN(fill_bf16, 264, 1, 256, 0, x, n, low, high, seed++ << 40);
     return x;
 }
-/* Values of about 1 / sqrt(cols), times gain. */
-static cuda_mat matrix(int64_t rows, int cols, int bits, float gain) {
-    size_t groups = (size_t)rows * (size_t)cols / 64, words = groups * (size_t)bits * 2;
-    uint32_t *codes = take<uint32_t>(words);
-    bf16 *scales = take<bf16>(groups + 8), *biases = take<bf16>(groups + 8);
-    float spread = bits == 4 ? 4.6f : 74.0f;
-    RUN(fill_words, 264, 1, 256, 0, codes, words, seed++ << 40);
-    RUN(fill_scales, 264, 1, 256, 0, scales, biases, groups, gain / sqrtf((float)cols) / spread,
-        bits == 4 ? 7.5f : 127.5f, seed++ << 40);
-    cuda_mat m = {(const uint8_t *)codes, scales, biases, (int32_t)rows, cols, bits, 0};
+/* Scales of both signs, biases that centre the codes, of tiles; those of a group of `down`, which
+ * `twin` tiles lie between, are alike in both of its tiles. */
+KERNEL fill_tile_scales(uint32_t *tiles, size_t n, int bytes, int twin, float scale, uint64_t from) {
+    for (size_t i = first_index(); i < n; i += index_step()) {
+        if (4 * i % bytes < TILE_CODES) continue;
+        bool second = twin && 4 * i / bytes / twin % 2;
+        size_t at = second ? i - (size_t)twin * bytes / 4 : i;
+        float s = scale * (0.5f + uniform(from + at));
+        if (hash(~(from + at)) % 4 == 0) s = -s;
+        tiles[i] = bf16_pair(s, -7.5f * s);
+    }
+}
+
+/* Values of about 1 / sqrt(cols), times gain, as tiles. rows of `down`: a multiple of H. */
+static cuda_mat matrix(int64_t rows, int cols, cuda_layout layout, float gain) {
+    bool down = layout == CUDA_DOWN;
+    int bytes = down ? TILE_DOWN_BYTES : TILE_WIDE_BYTES, twin = down ? H / TILE_DOWN_ROWS : 0;
+    size_t n = (size_t)rows * cols / 4096, words = n * bytes / 4;
+    uint32_t *tiles = take<uint32_t>(words);
+    RUN(fill_words, 264, 1, 256, 0, tiles, words, seed++ << 40);
+    RUN(fill_tile_scales, 264, 1, 256, 0, tiles, words, bytes, twin,
+        gain / sqrtf((float)cols) / 4.6f, seed++ << 40);
+    const uint16_t *factors = (const uint16_t *)tiles + TILE_CODES / 2;
+    cuda_mat m = {};
+    m.codes = (const uint8_t *)tiles, m.scales = factors, m.biases = factors + 1;
+    m.rows = (int32_t)rows, m.cols = cols, m.bits = 4, m.layout = layout;
+    m.row_tiles = down ? bytes : cols / 128 * bytes;
+    m.code_pair = down ? 4 * twin * bytes : bytes;
+    m.code_group = down ? 2 * twin * bytes : 32;
+    m.factor_pair = m.code_pair / 2;
+    m.factor_group = down ? twin * bytes : 4;
+    return m;
+}
+/* Slices of 128 inputs one after the other instead of rows. */
+static cuda_mat in_slices(cuda_mat m) {
+    m.row_tiles = TILE_WIDE_BYTES;
+    m.code_pair = m.rows / 32 * TILE_WIDE_BYTES;
+    m.factor_pair = m.code_pair / 2;
+    return m;
+}
+/* Rows 0, 2, 4, ... of a matrix, and rows 1, 3, 5, ... */
+static cuda_mat every_second(cuda_mat m, int first) {
+    m.rows /= 2;
+    m.doubled = 1;
+    m.codes += first * tile_wide_codes(1, 0);
+    m.scales += first * 2;
+    m.biases += first * 2;
     return m;
 }
 
@@ -288,16 +315,16 @@ static void run_dense(const dense_tile &t, const bf16 *x, const cuda_mat &w, flo
 }
 struct expert_tile {
     int n, stages;
-    void (*up)(const bf16 *, cuda_mat, cuda_mat, cuda_groups, bf16 *, int);
+    void (*up)(const bf16 *, cuda_mat, cuda_groups, bf16 *, int);
     void (*down)(const bf16 *, cuda_mat, cuda_groups, float *);
 };
 static const expert_tile EXPERT_TILES[] = {{16, 9, prompt_up_16, prompt_down_16},
                                            {32, 8, prompt_up_32, prompt_down_32},
                                            {64, 6, prompt_up_64, prompt_down_64},
                                            {128, 5, prompt_up_128, prompt_down_128}};
-static void run_up(const expert_tile &t, unsigned n, const bf16 *x, const cuda_mat &gate,
-                   const cuda_mat &up, const cuda_groups &g, bf16 *hidden, int inner) {
-    RUN(t.up, inner / 64, n, 256, PREFILL_TILE_SHARED(2, t.n, t.stages), x, gate, up, g, hidden,
+static void run_up(const expert_tile &t, unsigned n, const bf16 *x, const cuda_mat &gate_up,
+                   const cuda_groups &g, bf16 *hidden, int inner) {
+    RUN(t.up, inner / 64, n, 256, PREFILL_TILE_SHARED(2, t.n, t.stages), x, gate_up, g, hidden,
         inner);
 }
 static void run_down(const expert_tile &t, unsigned n, const bf16 *hidden, const cuda_mat &down,
@@ -309,10 +336,11 @@ static void run_down(const expert_tile &t, unsigned n, const bf16 *hidden, const
 
 static void check_gemm() {
     int cols = H, outputs = 512;
-    cuda_mat w = matrix(outputs, cols, 4, 1);
+    cuda_mat by_rows = matrix(outputs, cols, CUDA_WIDE, 1);
     const int lengths[] = {1, 7, 64, 129, 300};
     float *first = nullptr;
     for (int rows : lengths) {
+        cuda_mat w = rows == 129 ? in_slices(by_rows) : by_rows;
         bf16 *x = bf16s((size_t)rows * cols, -1, 1);
         float *expected = take<float>((size_t)rows * outputs);
         const int32_t *none = nullptr;
@@ -351,12 +379,14 @@ struct moe {
 };
 static moe make_moe(int rows, int used) {
     moe m = {};
-    m.gate = matrix((int64_t)EXPERTS * INNER, H, 4, 1);
-    m.up = matrix((int64_t)EXPERTS * INNER, H, 4, 1);
-    m.down = matrix((int64_t)EXPERTS * H, INNER, 4, 2);
-    m.shared_gate = matrix(SHARED, H, 4, 1);
-    m.shared_up = matrix(SHARED, H, 4, 1);
-    m.shared_down = matrix(H, SHARED, 4, 2);
+    cuda_mat both = matrix((int64_t)2 * EXPERTS * INNER, H, CUDA_WIDE, 1);
+    m.gate = every_second(both, 0);
+    m.up = every_second(both, 1);
+    m.down = matrix((int64_t)EXPERTS * H, INNER, CUDA_DOWN, 2);
+    both = matrix(2 * SHARED, H, CUDA_WIDE, 1);
+    m.shared_gate = every_second(both, 0);
+    m.shared_up = every_second(both, 1);
+    m.shared_down = matrix(H, SHARED, CUDA_DOWN, 2);
     m.scores = take<float>((size_t)rows * (EXPERTS + 1));
     std::vector<float> s((size_t)rows * (EXPERTS + 1));
     for (size_t i = 0; i < s.size(); i++) { /* the used ones win */
@@ -410,7 +440,7 @@ static void check_experts() {
                 row_of, up, (int)INNER);
             RUN(plain_swiglu, 264, 1, 256, 0, gate, up, expected, (int)hidden_n);
             poison(hidden, hidden_n * 2);
-            run_up(t, n, x, m.gate, m.up, g, hidden, INNER);
+            run_up(t, n, x, m.gate, g, hidden, INNER);
             char what[80];
             snprintf(what, sizeof what, "experts up, tile %d, %d rows of %d", t.n, rows, c[1]);
             compare(what, restored(hidden, pairs, INNER), expected, hidden_n, 8e-3);
@@ -432,7 +462,7 @@ static void check_experts() {
         RUN(plain_product, blocks(SHARED, 128), rows, 128, 0, x, m.shared_up, none, 0, none, u,
             (int)SHARED);
         RUN(plain_swiglu, 264, 1, 256, 0, g, u, g, rows * (int)SHARED);
-        run_up(t, blocks(rows, t.n), x, m.shared_gate, m.shared_up, all, own, SHARED);
+        run_up(t, blocks(rows, t.n), x, m.shared_gate, all, own, SHARED);
         compare("shared expert, first half", restored(own, rows, SHARED), g, (size_t)rows * SHARED,
                 8e-3);
         release();

@@ -17,7 +17,7 @@ static double mat_bytes(const cuda_mat &m) {
 
 static void time_product(const char *what, int outputs, int cols, int rows, const dense_tile &t) {
     cuda_mat w[ROTATED];
-    for (cuda_mat &m : w) m = matrix(outputs, cols, 4, 1);
+    for (cuda_mat &m : w) m = matrix(outputs, cols, CUDA_WIDE, 1);
     bf16 *x = bf16s((size_t)rows * (size_t)cols, -1, 1);
     float *out = take<float>((size_t)rows * (size_t)outputs);
     double us = microseconds(8, [&](int i) { run_dense(t, x, w[i % ROTATED], out, rows); });
@@ -70,7 +70,7 @@ static void time_moe(int rows, int first_tile, int end_tile) {
         report("group", name, rows, us, 0, each * 16);
         unsigned all = (unsigned)(pairs / tile.n + used);
         double touched = used == EXPERTS ? 1 : (double)used / EXPERTS;
-        us = microseconds(4, [&](int) { run_up(tile, all, x, m.gate, m.up, g, hidden, INNER); });
+        us = microseconds(4, [&](int) { run_up(tile, all, x, m.gate, g, hidden, INNER); });
         report("experts up", name, rows, us, 4.0 * each * INNER * H,
                touched * 2 * mat_bytes(m.gate) + n * H * 2 + each * INNER * 2);
         us = microseconds(4, [&](int) { run_down(tile, all, hidden, m.down, g, out); });
@@ -83,8 +83,7 @@ static void time_moe(int rows, int first_tile, int end_tile) {
         char name[16];
         snprintf(name, sizeof name, "128x%d", tile.n);
         us = microseconds(6, [&](int) {
-            run_up(tile, blocks(rows, tile.n), x, m.shared_gate, m.shared_up, own_rows, hidden,
-                   SHARED);
+            run_up(tile, blocks(rows, tile.n), x, m.shared_gate, own_rows, hidden, SHARED);
             run_down(tile, blocks(rows, tile.n), hidden, m.shared_down, own_rows, own);
         });
         report("shared expert", name, rows, us, 6.0 * n * SHARED * H,

@@ -199,6 +199,14 @@ static void chunks_are_bounded_in_time(void **state) {
     assert_int_equal(x.m->rows, 256);
     bench_prefill(&x, many, 200, NULL);
     assert_true(x.m->rows < 256 && x.m->rows >= 64);
+    /* A chunk that was ended is not tried again at the same length. */
+    lily_err err;
+    struct prefill_step step = {.ids = many, .n = 200};
+    x.m->rows = 256;
+    x.b->reset(x.s);
+    metal_emu_inject(0, MTLCommandBufferErrorTimeout, 5, true);
+    expect(x.b->prefill(x.s, &step, &err), &err, "busy too long");
+    assert_int_equal(x.m->rows, 64);
     bench_close(&x);
     emulate(false, 0);
 }

@@ -1,5 +1,6 @@
 /* Tensor operations: used where device and system have them and the start-up check agrees, with
- * results like those of the other kernels; else off, with the reason said. */
+ * results like those of the other kernels; else off, with the reason said. A fault of the check's
+ * second command buffer, which is theirs, is such a reason. */
 #include "backend/metal/metal.h"
 #include "harness.h"
 
@@ -69,10 +70,27 @@ static void on_and_right_where_they_are(void **state) {
     assert_int_equal(metal_emu_live_objects(), 0);
 }
 
+static void off_where_they_fault(void **state) {
+    (void)state;
+    static const int32_t ids[] = {5, 6, 700, 8};
+    const struct weights *w = ckpt_weights(stand_in());
+    on_device("M5 32 GB", false);
+    metal_emu_inject(1, MTLCommandBufferErrorPageFault, 1, true);
+    struct bench x = bench_open(&backend_metal, w, NULL);
+    printf("%s\n", x.m->tensor_reason);
+    assert_false(x.m->tensor);
+    assert_non_null(strstr(x.m->tensor_reason, "off, because Metal: found error 3"));
+    bench_prefill(&x, ids, 4, NULL);
+    bench_close(&x);
+    nothing_found();
+    assert_int_equal(metal_emu_live_objects(), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(off_where_they_are_not),
         cmocka_unit_test(on_and_right_where_they_are),
+        cmocka_unit_test(off_where_they_fault),
     };
     return cmocka_run_group_tests_name("metal tensor", tests, NULL, NULL);
 }

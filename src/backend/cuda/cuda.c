@@ -43,8 +43,8 @@ static int check_shape(const struct shape *s, lily_err *err) {
                 s->hidden <= 4096 && s->q_dim <= 4096 && s->gdn_v_dim <= 4096;
     if (fits) return LILY_OK;
     return ERR(err, LILY_EMODEL,
-               "shape %s: found sizes the CUDA kernels are not made for; extend "
-               "src/backend/cuda/kernels",
+               "shape %s: found sizes the CUDA kernels are not made for; use the cpu backend, or "
+               "extend src/backend/cuda/kernels",
                s->name);
 }
 
@@ -137,7 +137,7 @@ size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struc
     return x->bytes = used;
 }
 
-static void set_sizes(struct backend_model *m) {
+void cuda_set_sizes(struct backend_model *m) {
     const struct shape *s = model_shape(m);
     const struct backend_options *o = &m->options;
     m->attention_layers = shape_attention_layers(s, m->w->layers);
@@ -150,25 +150,32 @@ static void set_sizes(struct backend_model *m) {
     m->proj_width = gdn > full ? gdn : full;
 }
 
+struct cuda_need cuda_need(const struct backend_model *m) {
+    struct cuda_scratch x;
+    size_t session = cuda_session_bytes(m, m->options.max_context);
+    return (struct cuda_need){.weights = m->dw.bytes,
+                              .scratch = cuda_place_scratch(m, 0, &x) + cuda_steps_bytes(m) +
+                                         cuda_decode_bytes(m) + cuda_prompt_bytes(m),
+                              .sessions = (size_t)m->options.max_sessions * session,
+                              .reserve = DRIVER_RESERVE};
+}
+
 /* Everything must fit what is free on the device now. */
 static int preflight(const struct backend_model *m, lily_err *err) {
-    struct cuda_scratch x;
     size_t free_now = 0, total = 0;
     int rc = cuda_check(m->d, m->d->memory_info(&free_now, &total), "memory", err);
     if (rc != LILY_OK) return rc;
-    size_t sessions =
-        (size_t)m->options.max_sessions * cuda_session_bytes(m, m->options.max_context);
-    size_t weights = cuda_weight_bytes(m->w);
-    size_t own =
-        weights + cuda_place_scratch(m, 0, &x) + cuda_steps_bytes(m) + sessions + DRIVER_RESERVE;
-    if (own <= free_now) return LILY_OK;
-    return ERR(err, LILY_ENOMEM,
-               "%s: found %.2f GiB of free memory (of %.2f), expected %.2f GiB: %.2f for weights, "
-               "%.2f for %d session(s) of %d tokens; ask for a shorter context or fewer sessions, "
-               "or close other programs on this GPU",
-               m->name, (double)free_now / GIB, (double)total / GIB, (double)own / GIB,
-               (double)weights / GIB, (double)sessions / GIB, m->options.max_sessions,
-               m->options.max_context);
+    struct cuda_need need = cuda_need(m);
+    size_t all = need.weights + need.scratch + need.sessions + need.reserve;
+    if (all <= free_now) return LILY_OK;
+    return ERR(
+        err, LILY_ENOMEM,
+        "%s: found %.2f GiB of free memory (of %.2f), expected %.2f GiB: %.2f for weights, "
+        "%.2f for scratch, %.2f for %d session(s) of %d tokens; ask for a shorter context or "
+        "fewer sessions, or close other programs on this GPU",
+        m->name, (double)free_now / GIB, (double)total / GIB, (double)all / GIB,
+        (double)need.weights / GIB, (double)need.scratch / GIB, (double)need.sessions / GIB,
+        m->options.max_sessions, m->options.max_context);
 }
 
 static int allocate(struct backend_model *m, lily_err *err) {
@@ -219,6 +226,7 @@ static int open_paths(struct backend_model *m, lily_err *err) {
 static int open_on(struct backend_model *m, lily_err *err) {
     int rc = look_at_device(m, err);
     if (rc == LILY_OK) rc = enter_device(m, err);
+    if (rc == LILY_OK) rc = cuda_weights_plan(m, err);
     if (rc == LILY_OK) rc = preflight(m, err);
     if (rc == LILY_OK) {
         rc = cuda_modules_load(m->d, model_shape(m), m->capability, &m->modules, err);
@@ -243,7 +251,7 @@ static int cuda_open(const struct weights *w, const struct backend_options *opti
     m->w = w;
     m->d = d;
     m->options = *options;
-    set_sizes(m);
+    cuda_set_sizes(m);
     rc = open_on(m, err);
     if (rc != LILY_OK) {
         cuda_close(m);
@@ -289,7 +297,7 @@ static void cuda_stats(const struct backend_model *m, struct backend_stats *out)
     *out = (struct backend_stats){
         .weight_bytes = m->dw.bytes,
         .session_bytes = cuda_session_bytes(m, m->options.max_context),
-        .scratch_bytes = m->x.bytes + cuda_steps_bytes(m),
+        .scratch_bytes = cuda_need(m).scratch,
         .bytes_per_token = plan.weight_bytes + plan.state_bytes,
         .kv_bytes_per_depth = cuda_kv_bytes(m, 1),
     };

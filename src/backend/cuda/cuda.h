@@ -31,8 +31,7 @@ enum {
     CUDA_IN_FLIGHT = 2,
     CUDA_ALIGN = 256, /* of every array in device memory */
     CUDA_MIN_CAPABILITY = 80,
-    CUDA_MIN_DRIVER = 13000, /* the toolkit that compiles the kernels */
-    CUDA_HEAD_ROWS = 32      /* rows of logits at once */
+    CUDA_HEAD_ROWS = 32 /* rows of logits at once */
 };
 
 /* The model in device memory. */
@@ -76,13 +75,23 @@ struct cuda_scratch {
     size_t bytes;
 };
 
+/* cuda.c. Bytes of device memory that a model and its sessions take, once the weights are planned;
+ * reserve: for the driver's own. */
+struct cuda_need {
+    size_t weights, scratch, sessions, reserve;
+};
+struct cuda_need cuda_need(const struct backend_model *m);
+
+/* cuda.c: what follows from shape, layers and options. */
+void cuda_set_sizes(struct backend_model *m);
+
 /* cuda.c: adds up (base 0) or places the arrays of x for the model's sizes; the bytes. */
 size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struct cuda_scratch *x);
 
 /* One decode step on its way. Its slots lie in pinned host memory and, once queued, in device
  * memory; results and logits come back to pinned memory. */
 struct cuda_step {
-    int32_t n;               /* slots; 0: none in flight */
+    int32_t n;               /* slots */
     struct cuda_slot *slots; /* [max_sessions] pinned */
     CUdeviceptr slots_device;
     struct cuda_result *results; /* [max_sessions] pinned */
@@ -201,11 +210,28 @@ int cuda_function(const struct cuda_driver *d, const struct cuda_modules *module
 int cuda_launch(const struct backend_model *m, CUfunction f, unsigned gx, unsigned gy, unsigned gz,
                 unsigned threads, size_t shared, void **arguments, lily_err *err);
 
-/* upload.c. Sizes of everything at open, the preflight's message, the copy itself. */
+/* upload.c. cuda_weights_plan decides how every matrix lies on the model's card: m->dw with its
+ * bytes, places counted from 0. cuda_upload allocates that and fills it. */
 int cuda_check_weights(const struct weights *w, lily_err *err);
-size_t cuda_weight_bytes(const struct weights *w);
+int cuda_weights_plan(struct backend_model *m, lily_err *err);
 int cuda_upload(struct backend_model *m, lily_err *err);
 void cuda_weights_free(struct backend_model *m);
+
+/* pack.c. A matrix as tiles (kernels/tile.h): rows of n matrices of one width below each other, or
+ * in turns (row 0 of each, row 1 of each, ...). */
+struct cuda_tiles {
+    enum cuda_layout layout;
+    bool slices; /* tiles of the same inputs follow each other; else those of the same rows */
+    bool in_turns;
+    int32_t n, rows, cols; /* rows of all */
+    const struct mat *from[4];
+};
+size_t cuda_tiles_bytes(const struct cuda_tiles *t);
+/* Bytes [begin, end) of the tiles to out; any thread. */
+void cuda_tiles_fill(const struct cuda_tiles *t, size_t begin, size_t end, char *out);
+/* How kernels see these tiles at an address; the matrix's rows are those of t. */
+struct cuda_mat cuda_tiles_mat(const struct cuda_tiles *t, CUdeviceptr at);
+struct cuda_mat cuda_planar_mat(int32_t rows, int32_t cols, int32_t bits);
 
 /* layers.c: the kernels that prompts and portable decode share, and the layers made of them. */
 
@@ -245,6 +271,11 @@ int cuda_mark_prompt(struct backend_session *s, const int32_t *ids, int32_t n, l
 /* Reports rows to the test that asked for it; waits for the device. */
 int cuda_trace(struct backend_model *m, const struct cuda_run *run, enum stage stage, int32_t layer,
                CUdeviceptr data, size_t ld, int32_t n, lily_err *err);
+
+/* Bytes that the persistent decode step (decode.c) and the prompt kernels take beside the weights,
+ * once those are planned; 0 where they do not suit the card or the weights. */
+size_t cuda_decode_bytes(const struct backend_model *m);
+size_t cuda_prompt_bytes(const struct backend_model *m);
 
 /* prompt.c: opening leaves m->prompt NULL where its kernels do not suit the card or the weights;
  * cuda_prompt_layers is cuda_run_layers for a prompt, where it is not. */

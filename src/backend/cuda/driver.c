@@ -32,6 +32,7 @@ static int load(const char *library, struct cuda_driver *d, lily_err *err) {
     CUDA_DRIVER_MAP(LOAD)
 #undef LOAD
     if (missing) {
+        dlclose(handle);
         return ERR(err, LILY_EBACKEND,
                    "CUDA: found %s without %s, expected a driver for CUDA %d.%d or newer; update "
                    "the NVIDIA driver",

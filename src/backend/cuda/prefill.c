@@ -121,8 +121,12 @@ int cuda_prefill(struct backend_session *s, struct prefill_step *step, lily_err 
     n = smaller(n, s->context - s->position);
     int rc = check_prompt(s, step, n, err);
     if (rc == LILY_OK) rc = cuda_enter(m, err);
-    if (rc == LILY_OK) rc = run_chunk(s, step, n, err);
     if (rc != LILY_OK) return rc;
+    rc = run_chunk(s, step, n, err);
+    if (rc != LILY_OK) { /* what was queued still reads the ids that the next chunk overwrites */
+        m->d->stream_wait(m->stream);
+        return rc;
+    }
     size_t vocab = (size_t)model_shape(m)->vocab;
     if (step->all_logits && step->logits && n == step->n) {
         memcpy(step->logits, step->all_logits + (size_t)(n - 1) * vocab, vocab * sizeof(float));

@@ -34,7 +34,6 @@ struct cuda_prompt {
     CUfunction function[N_KERNELS];
     CUdeviceptr block; /* what pieces of the delta rule leave: decays, w, p, u */
     size_t at[4];
-    size_t bytes;
 };
 
 static bool suits(const struct backend_model *m) {
@@ -48,17 +47,28 @@ static bool suits(const struct backend_model *m) {
     bool all = true;
     for (int32_t l = 0; l < m->w->layers; l++) {
         const struct cuda_layer *w = &m->dw.layer[l];
-        const struct cuda_mat *mixer[2] = {&w->qkvz, &w->out};
-        const struct cuda_mat *experts[6] = {&w->gate,        &w->up,        &w->down,
-                                             &w->shared_gate, &w->shared_up, &w->shared_down};
-        if (shape_is_attention(s, l)) mixer[0] = &w->qkv, mixer[1] = &w->o;
-        for (int i = 0; i < 2; i++)
-            all &= prefill_takes(mixer[i]->rows, mixer[i]->cols, mixer[i]->bits);
-        for (int i = 0; i < 6; i++) {
-            all &= prefill_takes(experts[i]->rows, experts[i]->cols, experts[i]->bits);
+        bool full = shape_is_attention(s, l);
+        const struct cuda_mat *wide[4] = {full ? &w->qkv : &w->qkvz, full ? &w->o : &w->out,
+                                          &w->gate, &w->shared_gate};
+        const struct cuda_mat *down[2] = {&w->down, &w->shared_down};
+        for (int i = 0; i < 4; i++) {
+            all &= wide[i]->layout == CUDA_WIDE && prefill_takes(wide[i]->rows, wide[i]->cols);
+        }
+        for (int i = 0; i < 2; i++) {
+            all &= down[i]->layout == CUDA_DOWN && prefill_takes(down[i]->rows, down[i]->cols);
         }
     }
     return all;
+}
+
+/* What pieces of the delta rule leave; a chunk may begin between two points of the grid. */
+static size_t delta_bytes(const struct backend_model *m, size_t at[4]) {
+    return prefill_delta_bytes(m->rows / 64 + 1, model_shape(m)->gdn_v_heads, at);
+}
+
+size_t cuda_prompt_bytes(const struct backend_model *m) {
+    size_t at[4];
+    return suits(m) ? delta_bytes(m, at) : 0;
 }
 
 int cuda_prompt_open(struct backend_model *m, lily_err *err) {
@@ -70,9 +80,9 @@ int cuda_prompt_open(struct backend_model *m, lily_err *err) {
         rc = cuda_function(m->d, m->modules, KERNELS[i].file, KERNELS[i].kernel, KERNELS[i].shared,
                            &p->function[i], err);
     }
-    /* A chunk may begin between two points of the grid. */
-    p->bytes = prefill_delta_bytes(m->rows / 64 + 1, model_shape(m)->gdn_v_heads, p->at);
-    if (rc == LILY_OK) rc = cuda_memory(m, p->bytes, "prompt scratch", &p->block, err);
+    if (rc == LILY_OK) {
+        rc = cuda_memory(m, delta_bytes(m, p->at), "prompt scratch", &p->block, err);
+    }
     return rc;
 }
 
@@ -92,7 +102,10 @@ static int launch(const struct backend_model *m, struct prefill_launch l, void *
         return cuda_launch(m, m->prompt->function[i], l.gx, l.gy, 1, l.threads, l.shared, arguments,
                            err);
     }
-    return ERR(err, LILY_EBACKEND, "CUDA: found no kernel %s, expected it in the table", l.kernel);
+    return ERR(err, LILY_EBACKEND,
+               "CUDA: found no kernel %s, expected it in the table; this is a fault of the "
+               "program, please report it",
+               l.kernel);
 }
 
 /* out[r] = w . in[r]; in is reordered, out rows ldo floats apart. */
@@ -174,14 +187,14 @@ static int attention(struct backend_model *m, const struct cuda_run *run, int32_
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-/* hidden = silu(gate in) * (up in), out = down hidden, for `blocks` blocks of at most `height`. */
+/* hidden = silu(gate in) * (up in), out = down hidden, for `blocks` blocks of at most `height`.
+ * Gate and up are one matrix of tiles. */
 static int two_halves(struct backend_model *m, int32_t height, uint32_t blocks,
-                      struct cuda_mat gate, struct cuda_mat up, struct cuda_mat down,
-                      struct cuda_groups groups, int32_t inner, CUdeviceptr hidden, CUdeviceptr out,
-                      lily_err *err) {
+                      struct cuda_mat gate_up, struct cuda_mat down, struct cuda_groups groups,
+                      int32_t inner, CUdeviceptr hidden, CUdeviceptr out, lily_err *err) {
     int32_t h = model_shape(m)->hidden;
     int rc = launch(m, prefill_experts(true, height, blocks, inner, h),
-                    ARGS(&m->x.normed_bf, &gate, &up, &groups, &hidden, &inner), err);
+                    ARGS(&m->x.normed_bf, &gate_up, &groups, &hidden, &inner), err);
     if (rc != LILY_OK) return rc;
     return launch(m, prefill_experts(false, height, blocks, inner, h),
                   ARGS(&hidden, &down, &groups, &out), err);
@@ -208,13 +221,13 @@ static int experts(struct backend_model *m, const struct cuda_run *run, int32_t 
     struct cuda_groups sorted = {
         .begin = begin, .blocks = list, .n_blocks = count, .pairs = x->pairs};
     rc = two_halves(m, height, prefill_expert_blocks(rows, s->experts, s->top_k, height), w->gate,
-                    w->up, w->down, sorted, s->expert_width, x->hidden, x->wide, err);
+                    w->down, sorted, s->expert_width, x->hidden, x->wide, err);
     if (rc != LILY_OK) return rc;
     CUdeviceptr own = x->hidden + (size_t)rows * (size_t)s->top_k * (size_t)s->expert_width * 2;
     struct cuda_groups all = {.n_rows = rows};
     height = prefill_shared_height(rows);
-    rc = two_halves(m, height, prefill_blocks(rows, height), w->shared_gate, w->shared_up,
-                    w->shared_down, all, s->shared_width, own, x->out, err);
+    rc = two_halves(m, height, prefill_blocks(rows, height), w->shared_gate, w->shared_down, all,
+                    s->shared_width, own, x->out, err);
     if (rc != LILY_OK) return rc;
     struct prefill_launch combine = {"portable_moe", "combine", (uint32_t)rows, 1, 256, 0};
     return launch(m, combine,

@@ -55,7 +55,7 @@ size_t cuda_session_bytes(const struct backend_model *m, int32_t context) {
     return s.bytes;
 }
 
-/* Queues zeros over the present state and the counts; nothing else is read before it is written. */
+/* Queues zeros over the present state; nothing else is read before it is written. */
 static int clear(struct backend_session *s, lily_err *err) {
     const struct backend_model *m = s->model;
     CUresult r = m->d->fill8(s->state[s->parity], 0, cuda_state_bytes(m), m->stream);

@@ -168,7 +168,10 @@ int cuda_decode_submit(struct backend_model *m, const struct decode_slot *slots,
         fill_slot(&slots[i], &step->slots[i]);
     }
     rc = queue(m, step, err);
-    if (rc != LILY_OK) return rc;
+    if (rc != LILY_OK) { /* what was queued still reads the slots that the next step fills */
+        m->d->stream_wait(m->stream);
+        return rc;
+    }
     for (int32_t i = 0; i < n; i++) {
         struct backend_session *s = slots[i].session;
         s->parity ^= 1;

@@ -1,27 +1,32 @@
 /* The weights in device memory: one allocation (the arena) whose layout is walked twice, first to
  * add it up, then to place it. What is to be copied is a list of pieces in ascending order of their
  * place, so that the arena can be filled in equal chunks: several threads gather a chunk's pieces
- * from the mapped checkpoint into pinned memory and send it while they gather the next. */
+ * from the mapped checkpoint into pinned memory (as tiles where the card's kernels want them) and
+ * send it while they gather the next. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/kernels/tile.h"
 
 enum {
     CHUNK_BYTES = 4 << 20,
     MAX_THREADS = 12,
-    BUFFERS = 2 /* of a thread: one is filled while the other is sent */
+    BUFFERS = 2,          /* of a thread: one is filled while the other is sent */
+    TILED_CAPABILITY = 90 /* the card whose kernels stream tiles */
 };
 
 struct piece {
     size_t at; /* in the arena */
-    const void *from;
     size_t bytes;
+    const void *from;        /* NULL: */
+    struct cuda_tiles tiles; /* made of these */
 };
 
 struct plan {
@@ -38,11 +43,13 @@ struct plan {
 /* ---- checks ---------------------------------------------------------------------------------- */
 
 static int check_mat(const struct mat *m, const char *name, int32_t layer, lily_err *err) {
+    char where[24] = "";
     if (m->bits == 4 || m->bits == 8) return LILY_OK;
+    if (layer >= 0) snprintf(where, sizeof where, "layer %d ", layer);
     return ERR(err, LILY_EMODEL,
-               "layer %d %s: found %d-bit weights, expected 4 or 8; let the loader quantise the "
+               "%s%s: found %d-bit weights, expected 4 or 8; let the loader quantise the "
                "checkpoint (lily pack), or use the reference backend",
-               layer, name, m->bits);
+               where, name, m->bits);
 }
 
 static int check_alike(const struct mat *m, int32_t n, const char *name, int32_t layer,
@@ -110,21 +117,28 @@ static CUdeviceptr room_for(struct plan *p, size_t bytes) {
     return p->base + at;
 }
 
-/* Notes that bytes from `from` belong at an address of the arena; addresses rise from call to call.
- */
-static void copy_to(struct plan *p, CUdeviceptr to, const void *from, size_t bytes) {
-    if (!p->base || p->failed) return;
+/* Notes that bytes belong at an address of the arena; addresses rise from call to call. NULL in the
+ * first walk or without memory. */
+static struct piece *new_piece(struct plan *p, CUdeviceptr to, size_t bytes) {
+    if (!p->base || p->failed) return NULL;
     if (p->n == p->room) {
         size_t room = p->room ? 2 * p->room : 1024;
         struct piece *grown = realloc(p->pieces, room * sizeof *grown);
         if (!grown) {
             p->failed = true;
-            return;
+            return NULL;
         }
         p->pieces = grown;
         p->room = room;
     }
-    p->pieces[p->n++] = (struct piece){(size_t)(to - p->base), from, bytes};
+    struct piece *piece = &p->pieces[p->n++];
+    *piece = (struct piece){.at = (size_t)(to - p->base), .bytes = bytes};
+    return piece;
+}
+
+static void copy_to(struct plan *p, CUdeviceptr to, const void *from, size_t bytes) {
+    struct piece *piece = new_piece(p, to, bytes);
+    if (piece) piece->from = from;
 }
 
 /* Memory for values made here, freed after the upload; NULL in the first walk or without memory. */
@@ -153,13 +167,14 @@ static const uint8_t *widened(struct plan *p, const struct mat *m) {
     return wide;
 }
 
-/* Matrices of the same input, one below the other. */
-static struct cuda_mat place_tall(struct plan *p, const struct mat *const *mats, size_t n) {
-    struct cuda_mat out = {.cols = mats[0]->cols, .bits = 4};
+/* Matrices of the same input as they are, one below the other. */
+static struct cuda_mat place_planar(struct plan *p, const struct mat *const *mats, size_t n) {
+    int32_t rows = 0, bits = 4;
     for (size_t i = 0; i < n; i++) {
-        out.rows += mats[i]->rows;
-        if (mats[i]->bits > out.bits) out.bits = mats[i]->bits;
+        rows += mats[i]->rows;
+        if (mats[i]->bits > bits) bits = mats[i]->bits;
     }
+    struct cuda_mat out = cuda_planar_mat(rows, mats[0]->cols, bits);
     size_t row = (size_t)out.cols * (size_t)out.bits / 8, groups = (size_t)out.cols / 64;
     out.codes = room_for(p, (size_t)out.rows * row);
     out.scales = room_for(p, (size_t)out.rows * groups * 2);
@@ -182,16 +197,108 @@ static struct cuda_mat place_tall(struct plan *p, const struct mat *const *mats,
     return out;
 }
 
-static struct cuda_mat place_mat(struct plan *p, const struct mat *m) {
-    return place_tall(p, &m, 1);
+/* Whether n matrices below each other can lie as tiles: the card's kernels stream them, and codes
+ * have 4 bits (tiles of bytes: any). */
+static bool as_tiles(const struct plan *p, enum cuda_layout layout, const struct mat *const *mats,
+                     int32_t n, struct cuda_tiles *out) {
+    *out = (struct cuda_tiles){.layout = layout, .n = n, .cols = mats[0]->cols};
+    bool fit = p->m->capability == TILED_CAPABILITY && out->cols % 128 == 0;
+    if (layout == CUDA_DOWN) fit = p->m->capability == TILED_CAPABILITY && mats[0]->rows % 128 == 0;
+    for (int32_t i = 0; i < n; i++) {
+        out->from[i] = mats[i];
+        out->rows += mats[i]->rows;
+        fit = fit && (mats[i]->bits == 4 || layout == CUDA_BYTE);
+    }
+    return fit;
+}
+
+static CUdeviceptr place_tiles(struct plan *p, const struct cuda_tiles *t) {
+    size_t bytes = cuda_tiles_bytes(t);
+    CUdeviceptr to = room_for(p, bytes);
+    struct piece *piece = new_piece(p, to, bytes);
+    if (piece) piece->tiles = *t;
+    return to;
+}
+
+/* One below the other, as tiles where that is possible. */
+static struct cuda_mat place_tall(struct plan *p, enum cuda_layout layout, bool slices,
+                                  const struct mat *const *mats, int32_t n) {
+    struct cuda_tiles t;
+    if (!as_tiles(p, layout, mats, n, &t)) return place_planar(p, mats, (size_t)n);
+    t.slices = slices || layout == CUDA_DOWN;
+    return cuda_tiles_mat(&t, place_tiles(p, &t));
 }
 
 /* [n] matrices in an array, as one tall one. */
-static struct cuda_mat place_experts(struct plan *p, const struct mat *m, int32_t n) {
+static struct cuda_mat place_array(struct plan *p, const struct mat *m, int32_t n) {
     const struct mat *all[512] = {NULL};
     if (n > 512) n = 512; /* cuda_open refuses such a shape */
     for (int32_t i = 0; i < n; i++) all[i] = &m[i];
-    return place_tall(p, all, (size_t)n);
+    return place_planar(p, all, (size_t)n);
+}
+
+/* Experts follow each other without a gap. */
+_Static_assert(TILE_WIDE_BYTES % CUDA_ALIGN == 0 && TILE_DOWN_BYTES % CUDA_ALIGN == 0,
+               "whole alignments");
+
+/* What n experts read first: gate and up, in tiles row by row in turns. */
+static void place_first_half(struct plan *p, const struct mat *gate, const struct mat *up,
+                             int32_t n, struct cuda_mat *out_gate, struct cuda_mat *out_up) {
+    struct cuda_tiles t;
+    bool tiled = as_tiles(p, CUDA_WIDE, (const struct mat *[]){gate, up}, 2, &t);
+    if (!tiled) {
+        *out_gate = place_array(p, gate, n);
+        *out_up = place_array(p, up, n);
+        return;
+    }
+    CUdeviceptr first = 0;
+    for (int32_t e = 0; e < n; e++) {
+        as_tiles(p, CUDA_WIDE, (const struct mat *[]){&gate[e], &up[e]}, 2, &t);
+        t.in_turns = true;
+        CUdeviceptr at = place_tiles(p, &t);
+        if (e == 0) first = at;
+    }
+    *out_gate = cuda_tiles_mat(&t, first);
+    out_gate->rows = n * gate->rows;
+    *out_up = *out_gate;
+    out_up->codes += (size_t)tile_wide_codes(1, 0);
+    out_up->scales += (size_t)(tile_wide_scale(1, 0) - tile_wide_scale(0, 0));
+    out_up->biases += (size_t)(tile_wide_scale(1, 0) - tile_wide_scale(0, 0));
+}
+
+static struct cuda_mat place_second_half(struct plan *p, const struct mat *down, int32_t n) {
+    struct cuda_tiles t;
+    if (!as_tiles(p, CUDA_DOWN, &down, 1, &t)) return place_array(p, down, n);
+    CUdeviceptr first = 0;
+    for (int32_t e = 0; e < n; e++) {
+        t.from[0] = &down[e];
+        t.slices = true;
+        CUdeviceptr at = place_tiles(p, &t);
+        if (e == 0) first = at;
+    }
+    struct cuda_mat out = cuda_tiles_mat(&t, first);
+    out.rows *= n;
+    return out;
+}
+
+/* qkvz, and below it, in the same tiles where there are any, ba. */
+static void place_projections(struct plan *p, const struct deltanet_weights *d,
+                              struct cuda_layer *out) {
+    const struct mat *all[4] = {&d->in_proj_qkv, &d->in_proj_z, &d->in_proj_b, &d->in_proj_a};
+    struct cuda_tiles t;
+    int32_t upper = all[0]->rows + all[1]->rows;
+    if (!as_tiles(p, CUDA_WIDE, all, 4, &t) || upper % TILE_WIDE_ROWS) {
+        out->qkvz = place_tall(p, CUDA_WIDE, false, all, 2);
+        out->ba = place_planar(p, all + 2, 2);
+        return;
+    }
+    out->qkvz = out->ba = cuda_tiles_mat(&t, place_tiles(p, &t));
+    size_t below = (size_t)(upper / TILE_WIDE_ROWS) * (size_t)out->ba.row_tiles;
+    out->qkvz.rows = upper;
+    out->ba.rows -= upper;
+    out->ba.codes += below;
+    out->ba.scales += below;
+    out->ba.biases += below;
 }
 
 static CUdeviceptr place_floats(struct plan *p, const float *from, int32_t n) {
@@ -218,26 +325,27 @@ static struct cuda_layer place_layer(struct plan *p, int32_t l) {
     out.input_norm = place_floats(p, from->input_norm, s->hidden);
     out.post_norm = place_floats(p, from->post_norm, s->hidden);
     if (shape_is_attention(s, l)) {
-        out.qkv = place_tall(p, (const struct mat *[]){&a->q_proj, &a->k_proj, &a->v_proj}, 3);
-        out.o = place_mat(p, &a->o_proj);
+        const struct mat *qkv[3] = {&a->q_proj, &a->k_proj, &a->v_proj}, *o = &a->o_proj;
+        out.qkv = place_tall(p, CUDA_WIDE, false, qkv, 3);
+        out.o = place_tall(p, CUDA_WIDE, true, &o, 1);
         out.q_norm = place_floats(p, a->q_norm, s->head_dim);
         out.k_norm = place_floats(p, a->k_norm, s->head_dim);
     } else {
-        out.qkvz = place_tall(p, (const struct mat *[]){&d->in_proj_qkv, &d->in_proj_z}, 2);
-        out.ba = place_tall(p, (const struct mat *[]){&d->in_proj_b, &d->in_proj_a}, 2);
-        out.out = place_mat(p, &d->out_proj);
+        const struct mat *own = &d->out_proj;
+        place_projections(p, d, &out);
+        out.out = place_tall(p, CUDA_WIDE, true, &own, 1);
         out.conv = place_floats(p, d->conv, s->conv_taps * s->conv_dim);
         out.decay_rate = place_decay_rates(p, d->a_log, s->gdn_v_heads);
         out.dt_bias = place_floats(p, d->dt_bias, s->gdn_v_heads);
         out.gdn_norm = place_floats(p, d->norm, s->gdn_head_dim);
     }
-    out.router = place_tall(p, (const struct mat *[]){&e->router, &e->shared_gate}, 2);
-    out.gate = place_experts(p, e->gate, s->experts);
-    out.up = place_experts(p, e->up, s->experts);
-    out.down = place_experts(p, e->down, s->experts);
-    out.shared_gate = place_mat(p, &e->shared_gate_proj);
-    out.shared_up = place_mat(p, &e->shared_up_proj);
-    out.shared_down = place_mat(p, &e->shared_down_proj);
+    out.router =
+        place_tall(p, CUDA_BYTE, false, (const struct mat *[]){&e->router, &e->shared_gate}, 2);
+    place_first_half(p, e->gate, e->up, s->experts, &out.gate, &out.up);
+    out.down = place_second_half(p, e->down, s->experts);
+    place_first_half(p, &e->shared_gate_proj, &e->shared_up_proj, 1, &out.shared_gate,
+                     &out.shared_up);
+    out.shared_down = place_second_half(p, &e->shared_down_proj, 1);
     return out;
 }
 
@@ -251,29 +359,27 @@ static CUdeviceptr place_frequencies(struct plan *p, const struct shape *s) {
     return place_floats(p, f, n);
 }
 
-/* Everything, in order; dw->layer has room for all layers, or is NULL in a walk that only adds up.
- */
+/* Everything, in order; dw->layer has room for all layers. */
 static void walk(struct plan *p, struct cuda_weights *dw) {
     const struct weights *w = p->m->w;
-    dw->embed = place_mat(p, &w->embed);
-    dw->lm_head = place_mat(p, &w->lm_head);
+    const struct mat *embed = &w->embed, *head = &w->lm_head;
+    dw->embed = place_planar(p, &embed, 1);
+    dw->lm_head = place_tall(p, CUDA_WIDE, false, &head, 1);
     dw->final_norm = place_floats(p, w->final_norm, w->shape->hidden);
     dw->inv_freq = place_frequencies(p, w->shape);
-    for (int32_t l = 0; l < w->layers; l++) {
-        struct cuda_layer layer = place_layer(p, l);
-        if (dw->layer) dw->layer[l] = layer;
-    }
+    for (int32_t l = 0; l < w->layers; l++) dw->layer[l] = place_layer(p, l);
     size_t table = (size_t)w->layers * sizeof *dw->layer;
     dw->layer_device = room_for(p, table);
     copy_to(p, dw->layer_device, dw->layer, table);
 }
 
-size_t cuda_weight_bytes(const struct weights *w) {
-    struct backend_model m = {.w = w};
-    struct plan p = {.m = &m};
-    struct cuda_weights dw = {0};
-    walk(&p, &dw);
-    return p.used;
+int cuda_weights_plan(struct backend_model *m, lily_err *err) {
+    struct plan p = {.m = m};
+    m->dw.layer = calloc((size_t)m->w->layers, sizeof *m->dw.layer);
+    if (!m->dw.layer) return ERR_NOMEM(err, "CUDA weights");
+    walk(&p, &m->dw);
+    m->dw.bytes = p.used;
+    return LILY_OK;
 }
 
 /* ---- the copy -------------------------------------------------------------------------------- */
@@ -338,7 +444,11 @@ static void gather(const struct plan *p, size_t begin, size_t end, char *out) {
         const struct piece *x = &p->pieces[i];
         size_t from = x->at > begin ? x->at : begin;
         size_t to = x->at + x->bytes < end ? x->at + x->bytes : end;
-        memcpy(out + (from - begin), (const char *)x->from + (from - x->at), to - from);
+        char *at = out + (from - begin);
+        if (x->from)
+            memcpy(at, (const char *)x->from + (from - x->at), to - from);
+        else
+            cuda_tiles_fill(&x->tiles, from - x->at, to - x->at, at);
     }
 }
 
@@ -427,9 +537,6 @@ static int send_all(struct backend_model *m, const struct plan *p, lily_err *err
 
 int cuda_upload(struct backend_model *m, lily_err *err) {
     struct cuda_weights *dw = &m->dw;
-    dw->bytes = cuda_weight_bytes(m->w);
-    dw->layer = calloc((size_t)m->w->layers, sizeof *dw->layer);
-    if (!dw->layer) return ERR_NOMEM(err, "CUDA weights");
     int rc = cuda_memory(m, dw->bytes, "weights", &dw->arena, err);
     if (rc != LILY_OK) return rc;
     struct plan p = {.m = m, .base = dw->arena};

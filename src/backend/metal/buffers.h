@@ -38,8 +38,8 @@ static inline void *buffers_contents(const struct metal_buffers *b, int32_t buff
     return b->buffer[buffer] ? mtl_buffer_contents(b->buffer[buffer]) : NULL;
 }
 
-/* Every buffer made, largest class first, as text for people and tests: "label bytes" lines. The
- * proof that no copy of dequantised weights exists: nothing in it is as large. */
+/* Every buffer made, by its number, as text for people and tests: "label bytes" lines. It shows
+ * that no copy of dequantised weights exists: none is as large. */
 bool buffers_list(const struct metal_buffers *b, struct buf *out);
 
 #endif

@@ -63,7 +63,8 @@ int metal_device_new_queue(struct metal_device *d, lily_err *err) {
 
 /* ---- libraries ------------------------------------------------------------------------------- */
 
-/* The first line of the compiler's complaint: the rest is notes and carets. */
+/* As much of the compiler's complaint as leaves room for what to do: its first lines name the
+ * place. */
 static int compile_error(const char *file, id error, lily_err *err) {
     const char *text = ns_error_text(error);
     return ERR(err, LILY_EBACKEND,

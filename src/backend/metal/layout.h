@@ -3,8 +3,8 @@
  * it is; nothing is allocated in a step.
  *
  *   fixed       small float32 weights, scratch of a step, token slots, results (METAL_BUFFER_MAP)
- *   sessions    for each: keys and values of each attention layer, two of each kind of state,
- * counts windows     the quantised weights (tensors.h)
+ *   sessions    of each: counts, two of each kind of state, keys and values of attention layers
+ *   windows     the quantised weights (tensors.h)
  *
  * There is no buffer for dequantised weights. */
 #ifndef LILY_METAL_LAYOUT_H

@@ -24,18 +24,20 @@ static int check_shape(const struct shape *s, lily_err *err) {
                 s->vocab % DECODE_HEAD_ROWS == 0 && s->experts % 8 == 0;
     if (fits) return LILY_OK;
     return ERR(err, LILY_EMODEL,
-               "shape %s: found sizes the Metal kernels are not made for; extend "
-               "src/backend/metal/kernels",
+               "shape %s: found sizes the Metal kernels are not made for; use the cpu backend, or "
+               "extend src/backend/metal/kernels",
                s->name);
 }
 
 static int check_bits(const struct mat *m, const char *name, int32_t layer, int32_t bits,
                       lily_err *err) {
+    char where[24] = "";
     if (m->bits == bits) return LILY_OK;
+    if (layer >= 0) snprintf(where, sizeof where, "layer %d ", layer);
     return ERR(err, LILY_EMODEL,
-               "layer %d %s: found %d-bit weights, expected %d; let the loader quantise the "
+               "%s%s: found %d-bit weights, expected %d; let the loader quantise the "
                "checkpoint (lily pack), or use the reference backend",
-               layer, name, m->bits, bits);
+               where, name, m->bits, bits);
 }
 
 static int check_layer(const struct weights *w, int32_t l, lily_err *err) {

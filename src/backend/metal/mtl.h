@@ -1,5 +1,6 @@
-/* The Metal classes, methods and constants that the host uses, as typed C functions; nothing else
- * of Metal is reachable from it. Values and meanings follow Apple's Metal framework reference.
+/* The Metal classes, methods and constants that the host or the emulator's tests use, as typed C
+ * functions; nothing else of Metal is reachable from them. Values and meanings follow Apple's Metal
+ * framework reference.
  *
  * Every function is one message. Sizes and offsets are bytes. `error` arguments receive an
  * autoreleased NSError, or are left alone on success. Unless a function is named mtl_new_...,

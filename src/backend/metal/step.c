@@ -85,7 +85,6 @@ static int check_queue(struct backend_model *m, lily_err *err) {
 
 /* ---- decode ---------------------------------------------------------------------------------- */
 
-/* Temperature below which sampling is argmax: kernels and host sampler agree on it. */
 static struct decode_sampling_args sampling_args(const struct decode_slot *slot) {
     const struct backend_sampling *p = slot->sampling;
     if (!p) return decode_no_sampling;
@@ -133,12 +132,14 @@ static int encode_slot(struct backend_model *m, const struct metal_flight *f,
     return rc;
 }
 
-/* Closes the command buffer of the slots so far and opens the next one. */
+/* Opens the next command buffer and closes that of the slots so far. On an error that one stays
+ * open: submit commits the last of them, and Metal allows no second commit. */
 static int next_command(struct backend_model *m, struct metal_flight *f, lily_err *err) {
-    if (f->commands > 0) metal_command_commit(&f->command[f->commands - 1]);
     int rc = metal_command_begin(&m->device, "decode", &f->command[f->commands], err);
-    if (rc == LILY_OK) f->commands++;
-    return rc;
+    if (rc != LILY_OK) return rc;
+    if (f->commands > 0) metal_command_commit(&f->command[f->commands - 1]);
+    f->commands++;
+    return LILY_OK;
 }
 
 static int submit(struct backend_model *m, const struct decode_slot *slots, int32_t n,
@@ -165,10 +166,10 @@ static int submit(struct backend_model *m, const struct decode_slot *slots, int3
 int metal_decode_submit(struct backend_model *m, const struct decode_slot *slots, int32_t n,
                         lily_err *err) {
     int rc = check_submit(m, slots, n, err);
-    if (rc == LILY_OK) rc = check_queue(m, err);
     if (rc != LILY_OK) return rc;
     void *pool = objc_autoreleasePoolPush();
-    rc = submit(m, slots, n, err);
+    rc = check_queue(m, err);
+    if (rc == LILY_OK) rc = submit(m, slots, n, err);
     objc_autoreleasePoolPop(pool);
     return rc;
 }
@@ -245,20 +246,27 @@ static bool all_finite(const float *x, int32_t n) {
     return finite;
 }
 
-/* Runs the recorded graph and waits. */
-static int run(struct backend_model *m, const struct metal_view *view, int32_t rows, bool prefill,
-               double *seconds, lily_err *err) {
+static int encode_and_wait(struct backend_model *m, double *seconds, lily_err *err) {
     struct metal_command c;
-    *seconds = 0;
-    int rc = graph_check(m->graph, err);
-    if (rc != LILY_OK) return rc;
-    if (m->trace) return metal_trace_run(m, view, rows, prefill, 0, err);
-    rc = metal_command_begin(&m->device, "prompt chunk", &c, err);
+    int rc = metal_command_begin(&m->device, "prompt chunk", &c, err);
     if (rc != LILY_OK) return rc;
     metal_encode(&m->device, m->graph, 0, m->graph->dispatches, m->buffers.buffer, c.buffer);
     metal_command_commit(&c);
     rc = metal_command_wait(&c, seconds, err);
     if (rc != LILY_OK) after_error(m);
+    return rc;
+}
+
+/* Runs the recorded graph of a prompt chunk and waits. An evaluation comes here for every row: a
+ * pool of its own gives back each command buffer at once. */
+static int run(struct backend_model *m, const struct metal_view *view, int32_t rows,
+               double *seconds, lily_err *err) {
+    *seconds = 0;
+    int rc = graph_check(m->graph, err);
+    if (rc != LILY_OK) return rc;
+    void *pool = objc_autoreleasePoolPush();
+    rc = m->trace ? metal_trace_run(m, view, rows, true, 0, err) : encode_and_wait(m, seconds, err);
+    objc_autoreleasePoolPop(pool);
     return rc;
 }
 
@@ -297,8 +305,11 @@ static int prefill_chunk(struct backend_session *s, const struct prefill_step *s
     graph_clear(m->graph);
     prefill_record(m->graph, &m->layout, &r);
     if (last) record_logits(m, &r.session, n - 1);
-    int rc = run(m, &r.session, n, true, &seconds, err);
-    if (rc != LILY_OK) return rc;
+    int rc = run(m, &r.session, n, &seconds, err);
+    if (rc != LILY_OK) { /* it may have taken too long, and as it is would do so again */
+        m->rows = n < 2 * BACKEND_GRID ? BACKEND_GRID : n / 2 / BACKEND_GRID * BACKEND_GRID;
+        return rc;
+    }
     if (n >= m->rows - BACKEND_GRID) { /* as long as may be: what it took tells */
         m->rows = metal_next_rows(n, seconds, CHUNK_SECONDS, BACKEND_GRID, m->layout.rows);
     }
@@ -309,7 +320,7 @@ static int prefill_chunk(struct backend_session *s, const struct prefill_step *s
     for (int32_t i = 0; i < n && step->all_logits && rc == LILY_OK; i++) {
         graph_clear(m->graph);
         record_logits(m, &r.session, i);
-        rc = run(m, &r.session, i + 1, true, &ignored, err);
+        rc = run(m, &r.session, i + 1, &ignored, err);
         if (rc == LILY_OK) copy_logits(m, &r.session, step->all_logits + (size_t)i * vocab);
     }
     return rc == LILY_OK ? check_finite(s, n, err) : rc;
@@ -333,11 +344,11 @@ int metal_prefill(struct backend_session *s, struct prefill_step *step, lily_err
     int32_t n = smaller(step->n, m->rows - s->position % BACKEND_GRID);
     n = smaller(n, s->context - s->position);
     for (int32_t i = 0; i < n && rc == LILY_OK; i++) rc = check_token(s, step->ids[i], err);
-    if (rc == LILY_OK) rc = check_queue(m, err);
     if (rc != LILY_OK) return rc;
     s->has_token = s->can_rewind = false;
     void *pool = objc_autoreleasePoolPush();
-    rc = prefill_chunk(s, step, n, err);
+    rc = check_queue(m, err);
+    if (rc == LILY_OK) rc = prefill_chunk(s, step, n, err);
     objc_autoreleasePoolPop(pool);
     if (rc != LILY_OK) return rc;
     if (step->all_logits && step->logits && n == step->n) {

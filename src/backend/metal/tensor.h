@@ -7,7 +7,7 @@
 #include "backend/metal/metal.h"
 
 /* Puts the tensor kernels in the place of the others, or leaves those; m->tensor_reason says why.
- * The model is otherwise open. Only a fault of the GPU is an error. */
+ * The model is otherwise open. A fault of the kernels that every chip runs is an error. */
 int metal_tensor_choose(struct backend_model *m, lily_err *err);
 
 #endif

@@ -248,8 +248,15 @@ int cuDeviceTotalMem_v2(size_t *bytes, int) {
     *bytes = (size_t)8 << 30;
     return 0;
 }
+/* 80, or 90: weights lie as tiles, and with this little shared memory the portable kernels read
+ * them (tests/cuda/main.c). */
+int emulated_capability = 80;
 int cuDeviceGetAttribute(int *value, int attribute, int) {
-    *value = attribute == 16 ? 4 : attribute == 75 ? 8 : attribute == 97 ? 99 << 10 : 0;
+    *value = attribute == 16   ? 4
+             : attribute == 75 ? emulated_capability / 10
+             : attribute == 76 ? emulated_capability % 10
+             : attribute == 97 ? 99 << 10
+                               : 0;
     return 0;
 }
 int cuDevicePrimaryCtxRetain(void **out, int) {

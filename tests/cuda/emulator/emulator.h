@@ -73,6 +73,7 @@ template <class... A> void add(const char *file, const char *name, void (*kernel
 } // namespace emulator
 
 #define __CUDACC__ 1
+#define __host__
 #define __device__
 #define __global__
 #define __forceinline__ inline

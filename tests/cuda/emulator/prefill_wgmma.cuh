@@ -7,8 +7,8 @@
 inline uint2 load_shared8(shared_at at) {
     return *(const uint2 *)at;
 }
-inline uint32_t load_shared2(shared_at at) {
-    return *(const uint16_t *)at;
+inline uint32_t load_shared4(shared_at at) {
+    return *(const uint32_t *)at;
 }
 inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
     return (a & b) | c;

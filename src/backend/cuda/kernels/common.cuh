@@ -8,6 +8,7 @@
 
 #include "device.h"
 #include "instructions.cuh"
+#include "tile.h"
 
 #define KERNEL extern "C" __global__ void
 
@@ -94,15 +95,84 @@ __device__ __forceinline__ uint4 dequantise8(uint32_t word, uint32_t scale, uint
                       __byte_perm(q[0], q[1], 0x7632), __byte_perm(q[2], q[3], 0x7632));
 }
 
-/* Value i of a row, in float32. */
+/* Tiles are for cards with the kernels that stream them; kernels of others are compiled without. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+#define TILED 0
+#else
+#define TILED 1
+#endif
+/* For the router's product, which every step runs: a kernel compiled for another card than the
+ * upload saw (the program has no machine code for 9.0) ends here rather than in wrong numbers. */
+__device__ __forceinline__ void expect_layout(const cuda_mat &m) {
+    (void)m;
+#if !TILED
+    if (m.layout != CUDA_PLANAR) __trap();
+#endif
+}
+__device__ __forceinline__ bool lies_as(const cuda_mat &m, int layout) {
+    return TILED ? m.layout == layout : layout == CUDA_PLANAR;
+}
+
+/* Where a row of a matrix begins: its group 0, the first run of codes. */
+struct mat_row {
+    const uint8_t *codes;
+    const uint16_t *scales, *biases;
+};
+
+/* A tile's rows lie in fours of 64 bytes of codes each (tile.h). `down` has H rows an expert. */
+__device__ __forceinline__ mat_row row_of(const cuda_mat &m, int64_t row) {
+    if (lies_as(m, CUDA_PLANAR)) {
+        int64_t factors = row * (m.cols / 64);
+        return {m.codes + row * (m.cols * m.bits / 8), m.scales + factors, m.biases + factors};
+    }
+    int64_t tile;
+    int in_tile, codes, factors;
+    row <<= m.doubled;
+    if (m.layout == CUDA_WIDE) {
+        in_tile = (int)(row & 31);
+        tile = (row >> 5) * m.row_tiles;
+        codes = tile_wide_codes(in_tile, 0), factors = tile_wide_scale(in_tile, 0);
+    } else if (m.layout == CUDA_DOWN) {
+        in_tile = (int)(row & 127);
+        tile = row / H * (int64_t)(m.cols / TILE_DOWN_COLS) * (H / TILE_DOWN_ROWS * TILE_DOWN_BYTES) +
+               row % H / TILE_DOWN_ROWS * TILE_DOWN_BYTES;
+        codes = tile_down_codes(in_tile, 0), factors = tile_down_scale(in_tile);
+    } else {
+        in_tile = (int)(row & 15);
+        tile = (row >> 4) * m.row_tiles;
+        codes = tile_byte_codes(in_tile, 0), factors = tile_byte_scale(in_tile, 0);
+    }
+    factors = (factors - TILE_CODES) / 2;
+    return {m.codes + tile + codes, m.scales + tile / 2 + factors, m.biases + tile / 2 + factors};
+}
+
+/* Byte of codes [16 q, 16 q + 16) of a group, q = 0 .. 3, from the group's first on. */
+__device__ __forceinline__ int code_sixteen(const cuda_mat &m, int q) {
+    if (lies_as(m, CUDA_DOWN)) return q / 2 * (m.code_group / 2) + q % 2 * 32;
+    if (lies_as(m, CUDA_BYTE)) return q / 2 * 16 + q % 2 * 512;
+    return q * 2 * m.bits;
+}
+
+/* The second eight of those sixteen. In tiles of `down` they are no neighbours. */
+__device__ __forceinline__ int code_eight(const cuda_mat &m) {
+    return lies_as(m, CUDA_DOWN) ? 16 : m.bits;
+}
+
+__device__ __forceinline__ int code_at(const cuda_mat &m, int group) {
+    return TILED ? group / 2 * m.code_pair + group % 2 * m.code_group : group * 8 * m.bits;
+}
+__device__ __forceinline__ int factor_at(const cuda_mat &m, int group) {
+    return TILED ? group / 2 * m.factor_pair + group % 2 * m.factor_group : group;
+}
+
+/* A value of a row, in float32. */
 __device__ __forceinline__ float mat_value(const cuda_mat &m, int64_t row, int col) {
-    int64_t group = row * (m.cols / 64) + col / 64;
-    int code;
-    if (m.bits == 4)
-        code = m.codes[row * (m.cols / 2) + col / 2] >> (4 * (col & 1)) & 15;
-    else
-        code = m.codes[row * m.cols + col];
-    return fmaf(bf16_float(m.scales[group]), (float)code, bf16_float(m.biases[group]));
+    mat_row from = row_of(m, row);
+    int group = col / 64, in_eight = col % 8;
+    const uint8_t *at = from.codes + code_at(m, group) + code_sixteen(m, col % 64 / 16) +
+                        col % 16 / 8 * code_eight(m) + in_eight * m.bits / 8;
+    int code = m.bits == 4 ? *at >> (4 * (col & 1)) & 15 : *at, factor = factor_at(m, group);
+    return fmaf(bf16_float(from.scales[factor]), (float)code, bf16_float(from.biases[factor]));
 }
 
 #endif

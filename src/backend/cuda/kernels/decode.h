@@ -62,16 +62,4 @@ enum {
     DECODE_INNER = 32 /* inner units of an expert per block */
 };
 
-/* Repacks a planar matrix as tiles (decode_pack.cu). */
-enum decode_tile { DECODE_WIDE, DECODE_WIDE_SLICES, DECODE_DOWN, DECODE_BYTE };
-struct decode_pack {
-    DEV(uint8_t) to;
-    struct cuda_mat a, b; /* b.rows 0: none */
-    int32_t interleaved;  /* rows a 0, b 0, a 1, b 1, ...; else b's rows follow a's */
-    int32_t tile;         /* enum decode_tile */
-    int32_t rows;         /* of one matrix, of a alone */
-    int32_t stride;       /* rows of a (and of b) from one of many matrices to the next */
-    uint64_t bytes;       /* of one matrix as tiles */
-};
-
 #endif

@@ -12,17 +12,29 @@
 #define DEV(T) uint64_t
 #endif
 
-/* An affine 4- or 8-bit matrix in groups of 64 inputs (model/weights.h), laid out as in the packed
- * file. Every array begins at a multiple of 256 bytes; a view of some rows of a taller matrix
- * begins at its first row. */
+/* How a matrix lies. Planar: as in the packed file, codes [rows][cols * bits / 8] (low nibble
+ * first), scales and biases bf16 [rows][cols / 64]. Otherwise tiles (tile.h), which the persistent
+ * decode kernel streams; every other kernel reads the same bytes in place. */
+enum cuda_layout { CUDA_PLANAR, CUDA_WIDE, CUDA_DOWN, CUDA_BYTE };
+
+/* An affine 4- or 8-bit matrix in groups of 64 inputs (model/weights.h). In every layout a row's
+ * groups lie at regular distances: those of group g, from those of the row's group 0 on, are
+ *   (g / 2) * pair + (g % 2) * group
+ * further, in bytes for codes, in bf16 values for scales and biases. */
 struct cuda_mat {
-    DEV(const uint8_t) codes;   /* [rows][cols * bits / 8], low nibble first */
-    DEV(const uint16_t) scales; /* bf16 [rows][cols / 64] */
-    DEV(const uint16_t) biases; /* bf16 [rows][cols / 64] */
+    DEV(const uint8_t) codes;
+    DEV(const uint16_t) scales;
+    DEV(const uint16_t) biases;
     int32_t rows;
     int32_t cols;
-    int32_t bits; /* 4 or 8 */
-    int32_t reserved;
+    int32_t bits;      /* 4 or 8 */
+    int32_t layout;    /* enum cuda_layout */
+    int32_t row_tiles; /* bytes from a tile to that of the next rows */
+    int32_t doubled;   /* 1: row r is row 2 r of the tiles (gate and up take turns), else 0 */
+    int32_t code_pair; /* see above */
+    int32_t code_group;
+    int32_t factor_pair;
+    int32_t factor_group;
 };
 
 /* Matrices that share their input lie one below the other as one tall matrix (of one width of
@@ -47,7 +59,7 @@ struct cuda_layer {
     /* experts */
     struct cuda_mat router;      /* [E + 1, H]: the shared expert's scalar gate is the last row */
     struct cuda_mat gate;        /* [E * I, H]: expert e owns rows e * I and on */
-    struct cuda_mat up;          /* [E * I, H] */
+    struct cuda_mat up;          /* [E * I, H]; as tiles, gate and up are one matrix */
     struct cuda_mat down;        /* [E * H, I] */
     struct cuda_mat shared_gate; /* [shared_width, H] */
     struct cuda_mat shared_up;   /* [shared_width, H] */

@@ -6,7 +6,8 @@
 
 enum { THREADS = 256, TILE_N = 128, TILE_K = 64 };
 
-/* Which row of which matrix gives column n of a tile; false: none. */
+/* Which row of which matrix gives column n of a tile; false: none. like: one of
+ * them; all have its layout, if not its width of codes. */
 struct plain_columns {
     const cuda_mat &w;
     int first;
@@ -15,6 +16,7 @@ struct plain_columns {
         row = first + n;
         return row < w.rows;
     }
+    __device__ const cuda_mat &like() const { return w; }
 };
 struct paired_columns {
     const cuda_mat &gate, &up;
@@ -25,6 +27,7 @@ struct paired_columns {
         row = first + i;
         return i < left;
     }
+    __device__ const cuda_mat &like() const { return gate; }
 };
 
 /* Byte of piece p (16 bytes) of row r in a tile of rows of 64 bf16. */
@@ -32,7 +35,8 @@ __device__ __forceinline__ uint32_t swizzled(int r, int p) {
     return (uint32_t)(r * 128 + ((p ^ (r & 7)) * 16));
 }
 
-template <int TILE_M> struct Tile {
+/* SPLIT: the matrix may lie as tiles of `down`. */
+template <int TILE_M, bool SPLIT = false> struct Tile {
     static constexpr int WARPS_M = 2, WARPS_N = THREADS / 32 / WARPS_M;
     static constexpr int MS = TILE_M / WARPS_M / 16; /* 16-row pieces of a warp */
     static constexpr int NS = TILE_N / WARPS_N / 8;  /* 8-column pieces of a warp, even */
@@ -59,19 +63,27 @@ template <int TILE_M> struct Tile {
         s.valid = columns.column(n, mat, row);
         if (!s.valid) return s;
         s.wide = mat->bits == 8;
-        int64_t bytes = mat->cols * mat->bits / 8;
-        s.at = mat->codes + row * bytes + half * (s.wide ? 32 : 16);
-        s.scale = mat->scales + (int64_t)row * (mat->cols / 64);
-        s.bias = mat->biases + (int64_t)row * (mat->cols / 64);
+        mat_row from = row_of(*mat, row);
+        s.at = from.codes + code_sixteen(*mat, 2 * half);
+        s.scale = from.scales;
+        s.bias = from.biases;
         return s;
     }
 
     /* What is not there counts as zeros times zero. */
-    static __device__ codes load(const code_source &s, int round) {
+    static __device__ codes load(const code_source &s, const cuda_mat &like, int round) {
         codes c = {};
         if (!s.valid) return c;
-        if (!s.wide) c.words = __ldg((const uint4 *)(s.at + round * 32));
-        c.factors = __ldg(s.scale + round) | (uint32_t)__ldg(s.bias + round) << 16;
+        const uint8_t *at =
+            s.at + (lies_as(like, CUDA_PLANAR) ? round * 32 : code_at(like, round));
+        if (SPLIT && lies_as(like, CUDA_DOWN)) {
+            const uint32_t *words = (const uint32_t *)at;
+            c.words = make_uint4(__ldg(words), __ldg(words + 4), __ldg(words + 8), __ldg(words + 12));
+        } else if (!s.wide) {
+            c.words = __ldg((const uint4 *)at);
+        }
+        int factor = factor_at(like, round);
+        c.factors = __ldg(s.scale + factor) | (uint32_t)__ldg(s.bias + factor) << 16;
         return c;
     }
 
@@ -164,10 +176,11 @@ template <int TILE_M> struct Tile {
         const bf16 *row[PIECES];
         find_rows(rows, row);
         code_source source = find(columns);
+        const cuda_mat &like = columns.like();
         codes next[AHEAD];
 #pragma unroll
         for (int d = 0; d < AHEAD; d++) {
-            if (d < rounds) next[d] = load(source, d);
+            if (d < rounds) next[d] = load(source, like, d);
         }
 #pragma unroll
         for (int d = 0; d < AHEAD - 1; d++) {
@@ -188,7 +201,7 @@ template <int TILE_M> struct Tile {
                               rows.a, ahead);
                 }
                 copy_commit();
-                if (round + AHEAD < rounds) next[d] = load(source, round + AHEAD);
+                if (round + AHEAD < rounds) next[d] = load(source, like, round + AHEAD);
                 multiply_round(shared_address(shared + d * A_BYTES), shared_address(weights));
             }
         }

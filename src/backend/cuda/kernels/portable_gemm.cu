@@ -68,7 +68,7 @@ template <int TILE_M> __device__ void experts_down(const bf16 *hidden, const cud
     cuda_mat of_expert = down;
     of_expert.rows = b.expert * H + H; /* the tile ends where the expert does */
     plain_columns columns = {of_expert, b.expert * H + n0};
-    Tile<TILE_M> tile;
+    Tile<TILE_M, true> tile;
     tile.run(shared, source, columns, down.cols / 64);
     tile.each([&](int m, int n, float v0, float v1) {
         if (m >= b.rows || n0 + n >= H) return;

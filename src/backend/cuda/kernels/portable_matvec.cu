@@ -15,20 +15,22 @@ __device__ __forceinline__ float group_share(float dot, float sum, float offset,
 }
 
 /* acc[r] += this lane's part of row r . x, x [cols] in shared memory; 4-bit codes, those of 1,024
- * columns on their way at once. */
+ * columns on their way at once. All matrices have one layout. */
 template <int ROWS>
 __device__ __forceinline__ void narrow_products(const cuda_mat *const (&mat)[ROWS],
                                                 const int64_t (&row)[ROWS], const float *x,
                                                 float (&acc)[ROWS]) {
     enum { AT_ONCE = 4 };
     int lane = threadIdx.x % 32, cols = mat[0]->cols;
-    const uint8_t *codes[ROWS];
-    const uint16_t *scales[ROWS], *biases[ROWS];
+    /* Its places in every 256 columns; all matrices lie alike. */
+    const cuda_mat &m = *mat[0];
+    int code = code_at(m, lane / 8) + code_sixteen(m, lane % 8 / 2) + lane % 2 * code_eight(m);
+    int factor = factor_at(m, lane / 8);
+    mat_row from[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        codes[r] = mat[r]->codes + row[r] * (cols / 2);
-        scales[r] = mat[r]->scales + row[r] * (cols / 64);
-        biases[r] = mat[r]->biases + row[r] * (cols / 64);
+        from[r] = row_of(*mat[r], row[r]);
+        from[r].codes += code, from[r].scales += factor, from[r].biases += factor;
     }
     for (int base = lane * 8; base < cols; base += AT_ONCE * 256) {
         uint32_t word[AT_ONCE][ROWS], factors[AT_ONCE][ROWS];
@@ -39,9 +41,10 @@ __device__ __forceinline__ void narrow_products(const cuda_mat *const (&mat)[ROW
                 int first = base + u * 256;
                 word[u][r] = factors[u][r] = 0;
                 if (first >= cols) continue;
-                word[u][r] = __ldg((const uint32_t *)(codes[r] + first / 2));
-                factors[u][r] = __ldg(scales[r] + first / 64) |
-                                (uint32_t)__ldg(biases[r] + first / 64) << 16;
+                int group = first / 256 * 4, at = factor_at(m, group);
+                word[u][r] = __ldg((const uint32_t *)(from[r].codes + code_at(m, group)));
+                factors[u][r] =
+                    __ldg(from[r].scales + at) | (uint32_t)__ldg(from[r].biases + at) << 16;
             }
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
@@ -76,15 +79,19 @@ __device__ __forceinline__ void wide_products(const cuda_mat *const (&mat)[ROWS]
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             const cuda_mat &m = *mat[r];
-            int64_t group = row[r] * (cols / 64) + first / 64;
-            uint32_t factors = __ldg(m.scales + group) | (uint32_t)__ldg(m.biases + group) << 16;
+            mat_row from = row_of(m, row[r]);
+            int at = factor_at(m, first / 64);
+            uint32_t factors =
+                __ldg(from.scales + at) | (uint32_t)__ldg(from.biases + at) << 16;
+            from.codes += code_at(m, first / 64) + code_sixteen(m, first % 64 / 16) +
+                          first % 16 / 8 * code_eight(m);
             float dot = 0;
             if (m.bits == 4) {
-                uint32_t word = __ldg((const uint32_t *)(m.codes + (row[r] * cols + first) / 2));
+                uint32_t word = __ldg((const uint32_t *)from.codes);
 #pragma unroll
                 for (int i = 0; i < 8; i++) dot = fmaf((float)(word >> (4 * i) & 15), v[i], dot);
             } else {
-                uint2 word = __ldg((const uint2 *)(m.codes + row[r] * cols + first));
+                uint2 word = __ldg((const uint2 *)from.codes);
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     float code = (float)((i < 4 ? word.x : word.y) >> (8 * (i % 4)) & 255);
@@ -101,7 +108,9 @@ __device__ __forceinline__ void lane_products(const cuda_mat *const (&mat)[ROWS]
                                               const int64_t (&row)[ROWS], const float *x,
                                               float (&acc)[ROWS]) {
     bool narrow = true;
-    for (int r = 0; r < ROWS; r++) narrow = narrow && mat[r]->bits == 4;
+    for (int r = 0; r < ROWS; r++) {
+        narrow = narrow && mat[r]->bits == 4 && mat[r]->layout == mat[0]->layout;
+    }
     if (narrow)
         narrow_products<ROWS>(mat, row, x, acc);
     else
@@ -117,10 +126,11 @@ __device__ __forceinline__ void take_row(const float *x, int cols, float *shared
 }
 
 /* out[b][row] = w[row] . x[b]: x [][w.cols], out [][ldo]. Grid: any x, rows b in y. */
-KERNEL __launch_bounds__(MV_THREADS)
+KERNEL __launch_bounds__(MV_THREADS, TILED ? 4 : 5)
     matvec_1(cuda_mat w, const float *x, float *out, int ldo) {
     DYNAMIC_SHARED(float, input);
     int64_t b = blockIdx.y, warp = threadIdx.x / 32;
+    expect_layout(w);
     take_row(x + b * w.cols, w.cols, input);
     for (int64_t r = (blockIdx.x * (int64_t)MV_WARPS + warp) * 2; r < w.rows;
          r += (int64_t)gridDim.x * MV_WARPS * 2) {

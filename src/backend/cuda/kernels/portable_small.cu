@@ -12,26 +12,26 @@ __device__ __forceinline__ void split(float a, float b, uint32_t &high, uint32_t
     low = bf16_pair(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u));
 }
 
-/* 16 codes of a group of one output (4 bits: two words), its scale and bias. */
+/* 16 codes of a group of one output (4 bits: two words), its scale and bias; `from` is where the
+ * row's first such 16 codes lie. */
 struct small_codes {
     uint4 words;
     float scale, bias;
 };
 
-__device__ __forceinline__ small_codes small_load(const cuda_mat &w, int64_t row, int group,
+__device__ __forceinline__ small_codes small_load(const cuda_mat &w, const mat_row &from, int group,
                                                   bool valid) {
     small_codes x = {};
     if (!valid) return x;
-    int q = threadIdx.x % 4;
-    const uint8_t *at = w.codes + row * (w.cols * w.bits / 8) + group * 8 * w.bits;
+    const uint8_t *at = from.codes + code_at(w, group);
     if (w.bits == 4) {
-        uint2 two = __ldg((const uint2 *)(at + q * 8));
+        uint2 two = __ldg((const uint2 *)at);
         x.words = make_uint4(two.x, two.y, 0, 0);
     } else {
-        x.words = __ldg((const uint4 *)(at + q * 16));
+        x.words = __ldg((const uint4 *)at);
     }
-    x.scale = bf16_float(__ldg(w.scales + row * (w.cols / 64) + group));
-    x.bias = bf16_float(__ldg(w.biases + row * (w.cols / 64) + group));
+    x.scale = bf16_float(__ldg(from.scales + factor_at(w, group)));
+    x.bias = bf16_float(__ldg(from.biases + factor_at(w, group)));
     return x;
 }
 
@@ -59,16 +59,19 @@ __device__ __forceinline__ void small_pair(const small_codes &x, int bits, int s
 template <int MT>
 __device__ void small_product(const float *a, const cuda_mat &w, float *out, int rows) {
     __shared__ float part[SMALL_WARPS][MT * 128];
+    expect_layout(w);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = w.cols / 64;
     int m0 = blockIdx.x * 16 * MT, n0 = blockIdx.y * 8, n = n0 + lane / 4;
     int each = (groups + SMALL_WARPS - 1) / SMALL_WARPS;
     int begin = warp * each, end = min(begin + each, groups);
     bool valid = n < w.rows;
     float acc[3][MT][4] = {}; /* low by high, high by low, high by high */
-    small_codes next = small_load(w, n, begin, valid && begin < end);
+    mat_row from = row_of(w, valid ? n : 0);
+    from.codes += code_sixteen(w, lane % 4);
+    small_codes next = small_load(w, from, begin, valid && begin < end);
     for (int g = begin; g < end; g++) {
         small_codes now = next;
-        if (g + 1 < end) next = small_load(w, n, g + 1, valid);
+        if (g + 1 < end) next = small_load(w, from, g + 1, valid);
         float2 x[4][MT][4]; /* this lane's part of the activations, all of it on its way at once */
 #pragma unroll
         for (int s = 0; s < 4; s++)

@@ -17,7 +17,7 @@ __device__ void thin(const bf16 *a, const cuda_mat &w, float *out, int ldo, int 
     dense_rows source = {a, w.cols, m0, rows};
     thin_column column[1] = {thin_column_of(w, n, n < w.rows)};
     float acc[MT][1][4];
-    thin_product<MT, 1>(shared, source, column, w.cols, acc);
+    thin_product<MT, 1, false>(shared, source, w, column, acc);
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -39,7 +39,7 @@ __device__ void thin_up(const bf16 *a, const cuda_mat &gate, const cuda_mat &up,
     thin_column column[2] = {thin_column_of(gate, row, n < inner),
                              thin_column_of(up, row, n < inner)};
     float acc[MT][2][4];
-    thin_product<MT, 2>(shared, source, column, gate.cols, acc);
+    thin_product<MT, 2, false>(shared, source, gate, column, acc);
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -62,7 +62,7 @@ __device__ void thin_down(const bf16 *hidden, const cuda_mat &down, const cuda_g
     dense_rows source = {hidden, down.cols, b.first, b.first + b.rows};
     thin_column column[1] = {thin_column_of(down, (int64_t)b.expert * H + n, n < H)};
     float acc[MT][1][4];
-    thin_product<MT, 1>(shared, source, column, down.cols, acc);
+    thin_product<MT, 1, true>(shared, source, down, column, acc);
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll

@@ -3,8 +3,8 @@
  * inputs in one order whatever the tile and its neighbours. Weights are rounded to bf16 once
  * unpacked (scale * code + bias, relative error 2^-9 at most), activations are bf16, sums float32.
  *
- * Matrices have whole tiles of rows, 4-bit codes and a multiple of 512 inputs; activations are
- * reordered (prefill_common.cuh). Grid: tiles of outputs in x, blocks of rows in y. */
+ * Matrices lie as the tiles of the decode kernel (tile.h), 4-bit codes and a multiple of 512 inputs;
+ * activations are reordered (prefill_common.cuh). Grid: tiles of outputs in x, blocks of rows in y. */
 #include "prefill_gemm.cuh"
 
 /* out[row][f] = sum_k x[row][k] w[f][k]: x bf16 [rows][w.cols] reordered, out float [rows][ldo].
@@ -16,7 +16,7 @@ __device__ void dense(const bf16 *x, const cuda_mat &w, float *out, int ldo, int
     int f = (blockIdx.x * WGS * 4 + warp) * 16 + lane / 4 * 2;
     Product<WGS, N, STAGES> p;
     p.x = x;
-    p.w = weights_of(w, f, w, f + 1);
+    p.w = weights_of<false>(w, w.codes, f / 16 * 16);
     p.shared = shared_address(shared);
     p.rounds = w.cols / 64;
     p.run([&](int n) { return n0 + n < rows ? n0 + n : -1; });
@@ -70,12 +70,12 @@ template <int N, class F> __device__ __forceinline__ void with_tile(int rows, F 
 }
 
 /* hidden[place][i] = silu(gate_e x) * (up_e x), bf16 reordered, x the row of the pair at that
- * place. A warp's rows 0 to 7 are of gate, 8 to 15 of up, so that both products of an output meet
- * in one thread. A block gives the 64 outputs whose places are one half of a block of the next
+ * place. Rows of gate and of up take turns in the tiles, so that both products of an output meet in
+ * one thread. A block gives the 64 outputs whose places are one half of a block of the next
  * product's inputs: 16 of every 32. */
 struct experts_up_tile {
     const bf16 *x;
-    const cuda_mat &gate, &up;
+    const cuda_mat &gate_up;
     const int32_t *pairs;
     bf16 *hidden;
     int inner;
@@ -85,12 +85,12 @@ struct experts_up_tile {
     template <int N, int STAGES> __device__ __forceinline__ void run_tile() const {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = blockIdx.x % 2;
         int i = lane / 4, k = warp / 2 * 32 + half * 16 + warp % 2 * 8 + i; /* in its block */
-        int64_t row = (int64_t)b.expert * inner + blockIdx.x / 2 * ORDERED + k;
+        int row = b.expert * inner + (int)blockIdx.x / 2 * ORDERED + k - i; /* the warp's first */
         Product<2, N, STAGES> p;
         p.x = x;
-        p.w = weights_of(gate, row, up, row);
+        p.w = weights_of<false>(gate_up, gate_up.codes, 2 * row);
         p.shared = shared_address(shared);
-        p.rounds = gate.cols / 64;
+        p.rounds = gate_up.cols / 64;
         p.run([&](int n) {
             if (n >= b.rows) return -1;
             return pairs ? pairs[b.first + n] / TOP_K : b.first + n;
@@ -126,10 +126,11 @@ struct experts_down_tile {
     template <int N, int STAGES> __device__ __forceinline__ void run_tile() const {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         int f = (blockIdx.x * 8 + warp) * 16 + lane / 4 * 2;
-        int64_t row = (int64_t)b.expert * H + f;
-        Product<2, N, STAGES> p;
+        Product<2, N, STAGES, true> p;
         p.x = hidden;
-        p.w = weights_of(down, row, down, row + 1);
+        int64_t of_expert = (int64_t)b.expert * (H / TILE_DOWN_ROWS * TILE_DOWN_BYTES);
+        p.w = weights_of<true>(down, down.codes + of_expert * (down.cols / TILE_DOWN_COLS),
+                               f / 16 * 16);
         p.shared = shared_address(shared);
         p.rounds = down.cols / 64;
         p.run([&](int n) { return n < b.rows ? b.first + n : -1; });
@@ -153,12 +154,12 @@ template <class Tile, int STAGES> struct staged_tile {
 };
 
 template <int N, int STAGES>
-__device__ void experts_up(const bf16 *x, const cuda_mat &gate, const cuda_mat &up,
-                           const cuda_groups &groups, bf16 *hidden, int inner) {
+__device__ void experts_up(const bf16 *x, const cuda_mat &gate_up, const cuda_groups &groups,
+                           bf16 *hidden, int inner) {
     SHARED_PIECES(shared);
     expert_rows b = rows_of_block(groups, blockIdx.y, N);
     if (b.rows <= 0) return;
-    experts_up_tile tile = {x, gate, up, groups.pairs, hidden, inner, b, shared};
+    experts_up_tile tile = {x, gate_up, groups.pairs, hidden, inner, b, shared};
     with_tile<N>(b.rows, staged_tile<experts_up_tile, STAGES>{tile});
 }
 template <int N, int STAGES>
@@ -173,8 +174,8 @@ __device__ void experts_down(const bf16 *hidden, const cuda_mat &down, const cud
 
 #define EXPERTS(n, stages, at_least)                                                               \
     KERNEL __launch_bounds__(256, at_least) prompt_up_##n(                                         \
-        const bf16 *x, cuda_mat gate, cuda_mat up, cuda_groups groups, bf16 *hidden, int inner) {  \
-        experts_up<n, stages>(x, gate, up, groups, hidden, inner);                                 \
+        const bf16 *x, cuda_mat gate_up, cuda_groups groups, bf16 *hidden, int inner) {            \
+        experts_up<n, stages>(x, gate_up, groups, hidden, inner);                                  \
     }                                                                                              \
     KERNEL __launch_bounds__(256, at_least)                                                        \
         prompt_down_##n(const bf16 *hidden, cuda_mat down, cuda_groups groups, float *out) {       \

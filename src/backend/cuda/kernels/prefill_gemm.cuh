@@ -13,32 +13,47 @@
 
 #include "prefill_common.cuh"
 
-/* Where the weights of a thread lie: rows `first` and `second` of its fragment (prefill_wgmma.cuh),
- * codes from its lane's 32 of each 128 on; `constants` is one of the four rows of scales and biases
- * of its four lanes: first scale, first bias, second scale, second bias. */
-struct weight_rows {
-    const uint8_t *first, *second;
-    const uint16_t *constants;
+/* What a thread copies of 128 inputs of its warp's 16 rows: two runs of 16 bytes of codes, the
+ * second CODES_APART behind the first, and 16 bytes of the scales and biases of the first four such
+ * blocks; all of them `step` bytes further for the next 128 inputs.
+ *
+ * A thread multiplies rows 2 (lane / 4) and the next one, inputs 32 (lane % 4) and on. In wide tiles
+ * (tile.h) it copies just these. Tiles of `down` hold 32 inputs: lane % 4 is a tile, and 64 bytes in
+ * it are the eights of codes of four rows, 0, 2, 1, 3 in turns; of the two lanes that have these rows
+ * one copies the even and one the odd eights. The scales of a group are taken from the first of its
+ * two tiles. */
+struct weight_tiles {
+    const uint8_t *codes, *factors;
+    uint32_t step;
 };
 
-__device__ __forceinline__ weight_rows weights_of(const cuda_mat &first, int64_t first_row,
-                                                  const cuda_mat &second, int64_t second_row) {
-    int part = threadIdx.x % 4, bytes = first.cols / 2, groups = first.cols / 64;
-    weight_rows w;
-    w.first = first.codes + first_row * bytes + part * 16;
-    w.second = second.codes + second_row * bytes + part * 16;
-    const uint16_t *of_first = part == 1 ? first.biases : first.scales;
-    const uint16_t *of_second = part == 3 ? second.biases : second.scales;
-    w.constants = part < 2 ? of_first + first_row * groups : of_second + second_row * groups;
+/* first: the matrix's (with DOWN the expert's) first tile; row: the warp's first, a multiple of 16. */
+template <bool DOWN>
+__device__ __forceinline__ weight_tiles weights_of(const cuda_mat &m, const uint8_t *first,
+                                                   int row) {
+    int lane = threadIdx.x % 32, four = lane / 8, odd = lane / 4 % 2, part = lane % 4;
+    int half = row / 16 % 2;
+    weight_tiles w;
+    w.step = (uint32_t)m.code_pair;
+    const uint8_t *tile = first + (int64_t)(row / (DOWN ? 128 : 32)) * m.row_tiles;
+    const uint8_t *factors = tile + TILE_CODES + four * w.step;
+    if (DOWN) {
+        uint32_t slice = w.step / 4;
+        w.codes = tile + part * slice + row % 128 / 32 * 512 + half * 256 + four * 64 + odd * 16;
+        w.factors = factors + odd * 2 * slice + row % 128 * 4 + part * 16;
+    } else {
+        w.codes = tile + half * 256 + odd * 1024 + four * 64 + part * 16;
+        w.factors = factors + half * 128 + lane % 8 * 16;
+    }
     return w;
 }
 
 /* Rings of a tile in turn: activations by rounds, codes by two, constants by eight. */
 enum { CONSTANT_STAGES = 2, CONSTANT_ROUNDS = 8 };
 
-template <int WGS, int N, int STAGES> struct Product {
+template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
     static constexpr int THREADS = WGS * 128, LEAD = STAGES - 2;
-    static constexpr int CODE_STAGES = (STAGES + 1) / 2;
+    static constexpr int CODE_STAGES = (STAGES + 1) / 2, CODES_APART = DOWN ? 32 : 512;
     static constexpr int X_BYTES = N * 128, W_BYTES = THREADS * 32, C_BYTES = THREADS * 16;
     static constexpr int PARTS = (N * 8 + THREADS - 1) / THREADS; /* of 16 bytes, of a thread */
     static_assert(STAGES * X_BYTES + CODE_STAGES * W_BYTES + CONSTANT_STAGES * C_BYTES +
@@ -47,22 +62,29 @@ template <int WGS, int N, int STAGES> struct Product {
                   "what the host asks for");
     static_assert(LEAD >= 2, "a stage on its way while the next one has landed");
     static_assert(LEAD <= CONSTANT_ROUNDS, "constants are not overwritten while they are read");
+    static_assert(LEAD / 2 < CODE_STAGES, "nor codes, which another lane may have copied");
 
     float acc[N / 2];
     uint32_t weights[2][2][4]; /* half a round each: two steps of 16 inputs */
     uint32_t x_from[PARTS];    /* this thread's parts of a round of activations, in 16 bytes; */
     const bf16 *x;             /* ~0: there is no such row */
-    weight_rows w;
+    weight_tiles w;
     shared_at shared;
     int rounds;
 
     __device__ __forceinline__ shared_at x_stage(int stage) const {
         return shared + (uint32_t)(stage * X_BYTES);
     }
-    /* This thread's 16 bytes of the first row, those of the second row follow. */
+    /* This thread's among the block's 16 bytes. With DOWN every second four lanes change places, so
+     * that what is read at once lies in more banks. */
+    static __device__ __forceinline__ int place() {
+        int tid = (int)threadIdx.x;
+        return DOWN ? tid ^ (tid >> 1 & 4) : tid;
+    }
+    /* Where this thread copies its first 16 bytes of codes to; the second are THREADS * 16 on. */
     __device__ __forceinline__ shared_at w_stage(int round) const {
         int stage = round / 2 % CODE_STAGES;
-        return shared + (uint32_t)(STAGES * X_BYTES + stage * W_BYTES + (int)threadIdx.x * 16);
+        return shared + (uint32_t)(STAGES * X_BYTES + stage * W_BYTES + place() * 16);
     }
     __device__ __forceinline__ shared_at c_stage(int round) const {
         int stage = round / CONSTANT_ROUNDS % CONSTANT_STAGES;
@@ -74,13 +96,14 @@ template <int WGS, int N, int STAGES> struct Product {
     __device__ __forceinline__ void fetch(int round, int stage) {
         if (round < rounds) {
             int tid = threadIdx.x;
+            uint32_t at = (uint32_t)(round / 2) * w.step;
             if (round % 2 == 0) {
                 shared_at to = w_stage(round);
-                copy16(to, w.first + (int64_t)round * 32, true);
-                copy16(to + THREADS * 16, w.second + (int64_t)round * 32, true);
+                copy16(to, w.codes + at, true);
+                copy16(to + THREADS * 16, w.codes + at + CODES_APART, true);
             }
             if (round % CONSTANT_ROUNDS == 0) {
-                copy16(c_stage(round) + (uint32_t)tid * 16, w.constants + round, true);
+                copy16(c_stage(round) + (uint32_t)tid * 16, w.factors + at, true);
             }
             shared_at to_x = x_stage(stage) + part_at(tid / 8, tid % 8);
 #pragma unroll
@@ -99,16 +122,36 @@ template <int WGS, int N, int STAGES> struct Product {
         uint32_t scale[2], bias[2];
     };
     __device__ __forceinline__ constants constants_of(int round) const {
-        int group = round % CONSTANT_ROUNDS + (int)threadIdx.x % 4 / 2; /* of this lane's codes */
-        shared_at at = c_stage(round) + (uint32_t)((int)threadIdx.x / 4 * 64 + group * 2);
+        int lane = (int)threadIdx.x % 32, group = lane % 4 / 2, g = lane / 4;
+        int place = DOWN ? group * 64 + g * 8 : g * 16 + group * 8;
+        shared_at at = c_stage(round) + (uint32_t)((int)threadIdx.x / 32 * 512 +
+                                                   round % CONSTANT_ROUNDS / 2 * 128 + place);
+        uint2 pair = load_shared8(at);
         constants k;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint32_t scale = load_shared2(at + i * 32), bias = load_shared2(at + i * 32 + 16);
-            k.scale[i] = __byte_perm(scale, scale, 0x1010u);
-            k.bias[i] = __byte_perm(bias, bias, 0x1010u);
-        }
+        k.scale[0] = __byte_perm(pair.x, pair.x, 0x1010u);
+        k.bias[0] = __byte_perm(pair.x, pair.x, 0x3232u);
+        k.scale[1] = __byte_perm(pair.y, pair.y, 0x1010u);
+        k.bias[1] = __byte_perm(pair.y, pair.y, 0x3232u);
         return k;
+    }
+
+    /* The 16 codes of each of a thread's two rows that belong to a round. */
+    struct codes {
+        uint2 first, second;
+    };
+    __device__ __forceinline__ codes codes_of(int round) const {
+        shared_at at = w_stage(round);
+        uint32_t later = (uint32_t)(round % 2);
+        if (!DOWN) {
+            at = at + later * 8;
+            return {load_shared8(at), load_shared8(at + THREADS * 16)};
+        }
+        /* Two lanes copied for each other; which of the places is whose takes turns, see place(). */
+        uint32_t odd = threadIdx.x / 4 % 2, turned = threadIdx.x / 8 % 2;
+        at = at + later * (THREADS * 16) - (odd ^ turned) * 64 + odd * 4;
+        shared_at low = at + turned * 64, high = at + (turned ^ 1) * 64;
+        return {make_uint2(load_shared4(low), load_shared4(high)),
+                make_uint2(load_shared4(low + 8), load_shared4(high + 8))};
     }
 
     /* Eight codes of one row as the pairs of two steps. */
@@ -132,8 +175,9 @@ template <int WGS, int N, int STAGES> struct Product {
         products_commit();
     }
 
-    /* acc = the sums over all rounds. Rows of activations: index(n) of row n of the tile, negative
-     * where there is none. */
+    /* acc = the sums over all rounds: acc[4 j + i] for row 2 (lane / 4) of the warp's 16 of weights
+     * and row 8 j + 2 (lane % 4) + i of activations, acc[4 j + 2 + i] for the next row of weights.
+     * Rows of activations: index(n) of row n of the tile, negative where there is none. */
     template <class Rows> __device__ __forceinline__ void run(const Rows &index) {
         int cols = rounds * 64;
 #pragma unroll
@@ -148,9 +192,9 @@ template <int WGS, int N, int STAGES> struct Product {
         copy_wait<LEAD - 1>();
         __syncthreads(); /* constants are copied by other lanes */
         constants k = constants_of(0);
-        uint2 first = load_shared8(w_stage(0)), second = load_shared8(w_stage(0) + THREADS * 16);
-        unpack(weights[0], 0, first.x, k.scale[0], k.bias[0]);
-        unpack(weights[0], 1, second.x, k.scale[1], k.bias[1]);
+        codes c = codes_of(0);
+        unpack(weights[0], 0, c.first.x, k.scale[0], k.bias[0]);
+        unpack(weights[0], 1, c.second.x, k.scale[1], k.bias[1]);
         int stage = 0;
         for (int round = 0; round < rounds; round++) {
             copy_wait<LEAD - 2>();
@@ -161,16 +205,15 @@ template <int WGS, int N, int STAGES> struct Product {
             fetch(round + LEAD, later >= STAGES ? later - STAGES : later);
             next = next >= STAGES ? 0 : next;
             products_wait<1>(); /* the half before: its registers are free */
-            unpack(weights[1], 0, first.y, k.scale[0], k.bias[0]);
-            unpack(weights[1], 1, second.y, k.scale[1], k.bias[1]);
+            unpack(weights[1], 0, c.first.y, k.scale[0], k.bias[0]);
+            unpack(weights[1], 1, c.second.y, k.scale[1], k.bias[1]);
             multiply_half(stage, 1);
             products_wait<1>();
             if (round + 1 < rounds) {
                 if (round % 2) k = constants_of(round + 1);
-                shared_at at = w_stage(round + 1) + (uint32_t)(round % 2 ? 0 : 8);
-                first = load_shared8(at), second = load_shared8(at + THREADS * 16);
-                unpack(weights[0], 0, first.x, k.scale[0], k.bias[0]);
-                unpack(weights[0], 1, second.x, k.scale[1], k.bias[1]);
+                c = codes_of(round + 1);
+                unpack(weights[0], 0, c.first.x, k.scale[0], k.bias[0]);
+                unpack(weights[0], 1, c.second.x, k.scale[1], k.bias[1]);
             }
             stage = next;
         }

@@ -28,9 +28,9 @@ static inline uint32_t prefill_blocks(int64_t n, int64_t each) {
     return (uint32_t)((n + each - 1) / each);
 }
 
-/* Whether a matrix [rows, cols] of so many bits can be multiplied by prefill_gemm.cu. */
-static inline bool prefill_takes(int32_t rows, int32_t cols, int32_t bits) {
-    return bits == 4 && rows % 256 == 0 && cols % 512 == 0;
+/* Whether a matrix [rows, cols] of tiles of 4 bits can be multiplied by prefill_gemm.cu. */
+static inline bool prefill_takes(int32_t rows, int32_t cols) {
+    return rows % 256 == 0 && cols % 512 == 0;
 }
 
 /* Tiles of prefill_gemm.cu: warpgroups, rows of activations, stages of the ring, blocks a
@@ -92,7 +92,7 @@ static inline uint32_t prefill_expert_blocks(int32_t rows, int32_t experts, int3
     return (uint32_t)(pairs / height + (pairs < experts ? pairs : experts));
 }
 
-/* up: x* , gate, up, cuda_groups, hidden* [places][inner], int inner.
+/* up: x* , gate and up in turns, cuda_groups, hidden* [places][inner], int inner.
  * down: hidden*, down, cuda_groups, float out [places][H]. blocks: prefill_expert_blocks, or
  * rows / height rounded up for the shared expert. */
 static inline struct prefill_launch

@@ -19,9 +19,9 @@ __device__ __forceinline__ uint2 load_shared8(shared_at at) {
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
     return v;
 }
-__device__ __forceinline__ uint32_t load_shared2(shared_at at) {
-    uint16_t v;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
+__device__ __forceinline__ uint32_t load_shared4(shared_at at) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
     return v;
 }
 

@@ -12,17 +12,13 @@ enum { THIN_THREADS = 256, THIN_AHEAD = 4, THIN_BYTES = 32 * 1024 + 32 * 16 };
 /* The matrix row that gives one output, as lane l of a warp sees it: output l / 4. A lane loads
  * codes [16 q, 16 q + 16) of every group, q = l % 4, which its quad shares by exchange. */
 struct thin_column {
-    const uint8_t *codes;
-    const uint16_t *scales, *biases;
-    bool valid;
+    mat_row from;
+    bool split, valid; /* its eights of codes lie apart; there is such an output */
 };
 
 __device__ __forceinline__ thin_column thin_column_of(const cuda_mat &m, int64_t row, bool valid) {
-    thin_column c = {m.codes, m.scales, m.biases, valid};
-    if (!valid) row = 0;
-    c.codes += row * (m.cols / 2) + threadIdx.x % 4 * 8;
-    c.scales += row * (m.cols / 64);
-    c.biases += row * (m.cols / 64);
+    thin_column c = {row_of(m, valid ? row : 0), lies_as(m, CUDA_DOWN), valid};
+    c.from.codes += code_sixteen(m, threadIdx.x % 4);
     return c;
 }
 
@@ -31,11 +27,20 @@ struct thin_codes {
     uint32_t factors; /* scale, bias */
 };
 
-__device__ __forceinline__ thin_codes thin_load(const thin_column &c, int group) {
+/* m: the column's matrix, or one that lies alike. SPLIT: it may lie as tiles of `down`. */
+template <bool SPLIT>
+__device__ __forceinline__ thin_codes thin_load(const cuda_mat &m, const thin_column &c,
+                                                int group) {
     thin_codes x = {};
     if (!c.valid) return x;
-    x.words = __ldg((const uint2 *)(c.codes + group * 32));
-    x.factors = __ldg(c.scales + group) | (uint32_t)__ldg(c.biases + group) << 16;
+    const uint8_t *at = c.from.codes + code_at(m, group);
+    if (SPLIT && c.split) {
+        x.words = make_uint2(__ldg((const uint32_t *)at), __ldg((const uint32_t *)(at + 16)));
+    } else {
+        x.words = __ldg((const uint2 *)at);
+    }
+    int factor = factor_at(m, group);
+    x.factors = __ldg(c.from.scales + factor) | (uint32_t)__ldg(c.from.biases + factor) << 16;
     return x;
 }
 
@@ -46,20 +51,20 @@ __device__ __forceinline__ uint32_t thin_pair(uint32_t word, uint32_t scale, uin
     return fma_bf16x2(fma_bf16x2(x, 0x3f803f80u, 0xc300c300u), scale, bias);
 }
 
-/* acc[i][j] = rows 16 i and on times the outputs of column j. All threads of the block call it with
- * the same rows; shared has THIN_BYTES. */
-template <int MT, int NT, class Rows>
-__device__ __forceinline__ void thin_product(char *shared, const Rows &rows,
-                                             const thin_column (&column)[NT], int cols,
+/* acc[i][j] = rows 16 i and on times the outputs of column j, of m or of a matrix that lies alike.
+ * All threads of the block call it with the same rows; shared has THIN_BYTES. */
+template <int MT, int NT, bool SPLIT, class Rows>
+__device__ __forceinline__ void thin_product(char *shared, const Rows &rows, const cuda_mat &m,
+                                             const thin_column (&column)[NT],
                                              float (&acc)[MT][NT][4]) {
     constexpr int PIECE = 1024 / MT, PITCH = PIECE * 2 + 16; /* columns at once; bytes of a row */
-    int lane = threadIdx.x % 32, groups = cols / 64;
+    int lane = threadIdx.x % 32, cols = m.cols, groups = cols / 64;
     thin_codes next[THIN_AHEAD][NT];
 #pragma unroll
     for (int d = 0; d < THIN_AHEAD; d++)
 #pragma unroll
         for (int j = 0; j < NT; j++) {
-            if (d < groups) next[d][j] = thin_load(column[j], d);
+            if (d < groups) next[d][j] = thin_load<SPLIT>(m, column[j], d);
         }
 #pragma unroll
     for (int i = 0; i < MT; i++)
@@ -88,7 +93,7 @@ __device__ __forceinline__ void thin_product(char *shared, const Rows &rows,
 #pragma unroll
                 for (int j = 0; j < NT; j++) {
                     now[j] = next[d][j];
-                    if (ahead < groups) next[d][j] = thin_load(column[j], ahead);
+                    if (ahead < groups) next[d][j] = thin_load<SPLIT>(m, column[j], ahead);
                 }
 #pragma unroll
                 for (int s = 0; s < 4; s++) {

@@ -1,16 +1,17 @@
-/* How the persistent decode kernel wants matrices to lie in device memory: as tiles, each one
- * contiguous piece of codes followed by its scales and biases, so that a block's share of a matrix
- * is one stream for bulk copies and lands in shared memory in the order in which the tensor cores'
- * registers take it: every lane of a warp reads 16 bytes beside its neighbour's, no bank conflicts,
- * no shuffles. The same bytes as the planar layout, in another order. C11 and CUDA.
+/* How matrices lie in the memory of a card with the persistent decode kernel (sm_90a): as tiles,
+ * each one contiguous piece of codes followed by its scales and biases, so that a block's share of
+ * a matrix is one stream for bulk copies and lands in shared memory in the order in which the
+ * tensor cores' registers take it: every lane of a warp reads 16 bytes beside its neighbour's, no
+ * bank conflicts, no shuffles. pack.c makes them; all other kernels read them in place: 128 inputs
+ * of a row of a wide tile are 64 contiguous bytes. C11 and CUDA.
  *
  *   wide  32 rows x 128 inputs of 4 bits   2,048 + 256 bytes   everything but the two below
  *   down  128 rows x 32 inputs of 4 bits   2,048 + 512 bytes   second half of an expert
  *   byte  16 rows x 128 inputs of 8 bits   2,048 + 128 bytes   router and shared gate
  *
- * A scale and its bias are one 32-bit word, scale in the low half, both bfloat16. Missing rows and
- * inputs of the last tiles are zeros. A `down` tile holds half a group, so its scales are there
- * twice (in the tile of the group's other half): 64 KB more per expert. */
+ * A scale and its bias are one 32-bit word, scale in the low half, both bfloat16. Missing rows of
+ * the last tiles are zeros. A `down` tile holds half a group, so its scales are there twice (in the
+ * tile of the group's other half): 64 KB more per expert. */
 #ifndef LILY_CUDA_TILE_H
 #define LILY_CUDA_TILE_H
 
