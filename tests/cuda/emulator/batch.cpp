@@ -59,6 +59,8 @@ static cuda_mat random_mat(int rows, int cols, int bits) {
     cuda_mat m = {};
     m.codes = codes, m.scales = scales, m.biases = biases;
     m.rows = rows, m.cols = cols, m.bits = bits;
+    m.layout = CUDA_PLANAR, m.row_tiles = 0;
+    m.code_pair = 16 * bits, m.code_group = 8 * bits, m.factor_pair = 2, m.factor_group = 1;
     return m;
 }
 

@@ -54,7 +54,7 @@ __device__ void dense(const bf16 *a, const cuda_mat &w, float *out, int ldo, int
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
                 float acc[NT][4] = {};
-                batch_multiply(acc, next[d][half], x);
+                batch_multiply(acc, w, next[d][half], x);
 #pragma unroll
                 for (int t = 0; t < NT; t++) batch_keep(now[warp * NT + t], acc[t], half);
             }
@@ -123,7 +123,7 @@ __device__ void deep(const bf16 *a, const cuda_mat &w, float *out, int rows, bat
     for (int p = 0; p < PASSES; p++) {
         batch_inputs<NT> x;
         batch_load(x, dense_rows{a, w.cols, t.r0, rows}, w.cols, warp + p * BATCH_WARPS);
-        batch_multiply(acc, codes[p], x);
+        batch_multiply(acc, w, codes[p], x);
     }
 #pragma unroll
     for (int u = 0; u < NT; u++) batch_keep(kept[warp * NT + u], acc[u], 0);
@@ -182,13 +182,15 @@ __device__ __forceinline__ void keep_hidden(const batch_sums *kept, const batch_
     }
 }
 
-/* Both halves of 32 rows of weights (or 16 rows of two matrices) times the inputs, to kept. */
-__device__ __forceinline__ void multiply_both(batch_sums *kept, const batch_weights (&w)[2],
+/* Both halves of 32 rows of m (or 16 rows of two matrices that lie alike) times the inputs, to
+ * kept. */
+__device__ __forceinline__ void multiply_both(batch_sums *kept, const cuda_mat &m,
+                                              const batch_weights (&w)[2],
                                               const batch_inputs<1> &x) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float acc[1][4] = {};
-        batch_multiply(acc, w[half], x);
+        batch_multiply(acc, m, w[half], x);
         batch_keep(kept[threadIdx.x / 32], acc[0], half);
     }
 }
@@ -205,7 +207,7 @@ __device__ void shared_up(const bf16 *a, const cuda_mat &gate, const cuda_mat &u
     wait_for_previous();
     batch_inputs<1> x;
     batch_load(x, dense_rows{a, gate.cols, r0, rows}, gate.cols, of.chunk);
-    multiply_both(kept, w, x);
+    multiply_both(kept, gate, w, x);
     __syncthreads();
     keep_hidden(kept, split, first, gate.rows, r0, rows - r0, hidden);
 }
@@ -307,7 +309,7 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     wait_for_previous();
     batch_inputs<1> x;
     batch_load(x, dense_rows{hidden, down.cols, r0, rows}, down.cols, chunk);
-    multiply_both(kept, w, x);
+    multiply_both(kept, down, w, x);
     __syncthreads();
     keep_down(kept, split, first, r0, rows - r0, out);
 }
@@ -360,7 +362,7 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
                 loaded = b;
             }
             batch_sums *now = kept + unit % 2 * BATCH_WARPS;
-            multiply_both(now, next[d], x);
+            multiply_both(now, gate, next[d], x);
             fetch(next[d], unit + BATCH_AHEAD);
             __syncthreads();
             keep_hidden(now, split, unit % each * per, INNER, table.first[b], table.rows[b],
@@ -405,7 +407,7 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
                 loaded = b;
             }
             batch_sums *now = kept + unit % 2 * BATCH_WARPS;
-            multiply_both(now, next[d], x);
+            multiply_both(now, down, next[d], x);
             fetch(next[d], unit + BATCH_AHEAD);
             __syncthreads();
             keep_down(now, split, unit % each * per, table.first[b], table.rows[b], out);
