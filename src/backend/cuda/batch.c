@@ -238,12 +238,18 @@ static int queue(struct backend_model *m, struct cuda_step *step, lily_err *err)
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
+/* Whether a matrix lies as the kernels for this card read it. */
+static bool lies(const struct backend_model *m, const struct cuda_mat *w, enum cuda_layout tiled) {
+    return w->bits == 4 && w->layout == (int32_t)(m->capability == 90 ? tiled : CUDA_PLANAR);
+}
+
 /* 4-bit codes but in what is multiplied exactly, and columns as the blocks share them: a power of
  * two of chunks up to 16, or for the output projections up to 32. */
 static bool suits(const struct backend_model *m) {
     const struct shape *s = model_shape(m);
     const int32_t widths[] = {s->hidden, s->expert_width, s->shared_width};
-    bool fit = m->dw.lm_head.bits == 4 && s->shared_width % 16 == 0 && s->expert_width % 16 == 0;
+    bool fit = lies(m, &m->dw.lm_head, CUDA_WIDE) && s->shared_width % 16 == 0 &&
+               s->expert_width % 16 == 0;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         int32_t chunks = (widths[i] + 127) / 128;
         fit = fit && widths[i] <= WIDEST && (chunks & (chunks - 1)) == 0;
@@ -251,10 +257,16 @@ static bool suits(const struct backend_model *m) {
     for (int32_t l = 0; l < m->w->layers; l++) {
         const struct cuda_layer *w = &m->dw.layer[l];
         bool full = shape_is_attention(s, l);
-        fit = fit && w->gate.bits == 4 && w->up.bits == 4 && w->down.bits == 4;
-        fit = fit && w->shared_gate.bits == 4 && w->shared_up.bits == 4 && w->shared_down.bits == 4;
-        fit = fit &&
-              (full ? w->qkv.bits == 4 && w->o.bits == 4 : w->qkvz.bits == 4 && w->out.bits == 4);
+        const struct cuda_mat *wide[] = {&w->gate,
+                                         &w->up,
+                                         &w->shared_gate,
+                                         &w->shared_up,
+                                         full ? &w->qkv : &w->qkvz,
+                                         full ? &w->o : &w->out};
+        for (size_t i = 0; i < sizeof wide / sizeof *wide; i++) {
+            fit = fit && lies(m, wide[i], CUDA_WIDE);
+        }
+        fit = fit && lies(m, &w->down, CUDA_DOWN) && lies(m, &w->shared_down, CUDA_DOWN);
     }
     return fit;
 }

@@ -33,48 +33,92 @@ __device__ __forceinline__ int batch_column(int word) {
     return word / 2 * 64 + threadIdx.x % 4 * 16 + word % 2 * 8;
 }
 
-/* Rows [first, first + 16) of m, those from end on being zeros. */
-__device__ __forceinline__ batch_weights batch_fetch(const cuda_mat &m, int first, int end,
-                                                     int chunk) {
-    int lane = threadIdx.x % 32, column = chunk * BATCH_CHUNK;
-    int groups = m.cols % BATCH_CHUNK == 0 ? 2 : 1; /* of the last chunk */
+/* Whether the 4-bit matrices lie planar: known when the kernels are compiled for a card (batch.c
+ * takes no other), and from the matrix on a processor. */
+__device__ __forceinline__ bool batch_planar(const cuda_mat &m) {
+#ifdef __CUDA_ARCH__
+    (void)m;
+    return !TILED;
+#else
+    return m.layout == CUDA_PLANAR;
+#endif
+}
+
+/* How much further other rows of a matrix lie: the same for all lanes. */
+struct batch_step {
+    int codes, factors;
+};
+__device__ __forceinline__ batch_step step_of(const cuda_mat &m, int rows) {
+    mat_row a = row_of(m, 0), b = row_of(m, rows);
+    return {(int)(b.codes - a.codes), (int)(b.scales - a.scales)};
+}
+
+/* Where a lane finds its part of 16 rows of a matrix, from row `first`, a multiple of 16, on. */
+struct batch_source {
+    mat_row at;
+    batch_step row, half, tile; /* one row, 16 rows, 32 rows on */
+    int groups;                 /* of this chunk */
+    __device__ __forceinline__ batch_source(const cuda_mat &m, int first, int chunk) {
+        int lane = threadIdx.x % 32;
+        groups = min(2, m.cols / 64 - 2 * chunk);
+        at = row_of(m, first + lane / 4 * 2);
+        at.codes += code_at(m, 2 * chunk) + code_sixteen(m, lane % 4);
+        at.scales += factor_at(m, 2 * chunk), at.biases += factor_at(m, 2 * chunk);
+        row = step_of(m, 1), half = step_of(m, 16), tile = step_of(m, 32);
+    }
+};
+
+/* 16 rows so much further than the source's first: no matrix has 2 GB. DOWN: of a second half. */
+template <bool DOWN = false>
+__device__ __forceinline__ batch_weights batch_read(const cuda_mat &m, const batch_source &s,
+                                                    uint32_t codes, uint32_t factors,
+                                                    bool valid) {
     batch_weights w = {};
-    if (column >= m.cols) return w;
+    if (!valid || s.groups <= 0) return w;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int row = first + lane / 4 * 2 + i;
-        if (row >= end) continue;
-        mat_row from = row_of(m, row);
-        from.codes += code_sixteen(m, lane % 4);
+        const uint8_t *code = s.at.codes + codes + i * s.row.codes;
+        const uint16_t *scale = s.at.scales + factors + i * s.row.factors;
+        const uint16_t *bias = s.at.biases + factors + i * s.row.factors;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            if (j == groups) break;
-            const uint8_t *at = from.codes + code_at(m, 2 * chunk + j);
-            if (lies_as(m, CUDA_DOWN)) {
+            if (j == s.groups) break;
+            const uint8_t *at = code + j * m.code_group;
+            if (DOWN && !batch_planar(m)) {
                 w.codes[i][j].x = __ldg((const uint32_t *)at);
-                w.codes[i][j].y = __ldg((const uint32_t *)(at + code_eight(m)));
+                w.codes[i][j].y = __ldg((const uint32_t *)(at + 16));
             } else {
                 w.codes[i][j] = __ldg((const uint2 *)at);
             }
-            const uint16_t *scale = from.scales + factor_at(m, 2 * chunk + j);
-            if (!lies_as(m, CUDA_PLANAR)) w.factors[i][j] = __ldg((const uint32_t *)scale);
+            if (!batch_planar(m)) {
+                w.factors[i][j] = __ldg((const uint32_t *)(scale + j * m.factor_group));
+            }
         }
-        if (!lies_as(m, CUDA_PLANAR)) continue;
-        if (groups == 2) {
-            w.factors[i][0] = __ldg((const uint32_t *)(from.scales + 2 * chunk));
-            w.factors[i][1] = __ldg((const uint32_t *)(from.biases + 2 * chunk));
+        if (!batch_planar(m)) continue;
+        if (s.groups == 2) {
+            w.factors[i][0] = __ldg((const uint32_t *)scale);
+            w.factors[i][1] = __ldg((const uint32_t *)bias);
         } else {
-            w.factors[i][0] = __ldg(from.scales + 2 * chunk);
-            w.factors[i][1] = __ldg(from.biases + 2 * chunk);
+            w.factors[i][0] = __ldg(scale);
+            w.factors[i][1] = __ldg(bias);
         }
     }
     return w;
 }
 
+/* Rows [row, row + 16) of a matrix, row a multiple of 16, from a source that begins at row 0; zeros
+ * from end on. Not of tiles of `down`, where 32 rows are no fixed step. */
+__device__ __forceinline__ batch_weights batch_fetch(const cuda_mat &m, const batch_source &s,
+                                                     int row, int end) {
+    int tiles = row / 32, half = row / 16 % 2;
+    return batch_read(m, s, (uint32_t)(tiles * s.tile.codes + half * s.half.codes),
+                      (uint32_t)(tiles * s.tile.factors + half * s.half.factors), row < end);
+}
+
 /* Scale and bias of a row (0 or 1 of the lane's) and group of a matrix that lies like m. */
 __device__ __forceinline__ float2 batch_factors(const cuda_mat &m, const batch_weights &w, int i,
                                                 int group) {
-    bool planar = lies_as(m, CUDA_PLANAR);
+    bool planar = batch_planar(m);
     uint32_t a = w.factors[i][0], b = w.factors[i][1];
     uint32_t scale = group == 0 ? a << 16 : planar ? a & 0xffff0000u : b << 16;
     uint32_t bias = group == 1 ? b & 0xffff0000u : planar ? b << 16 : a & 0xffff0000u;

@@ -32,12 +32,13 @@ __device__ void dense(const bf16 *a, const cuda_mat &w, float *out, int ldo, int
     int set = warp / split.slices, chunk = warp % split.slices, per = ROWS * split.sets;
     span share((w.rows + per - 1) / per, i, n);
     if (share.begin == share.end) return;
+    batch_source source(w, 0, chunk);
     batch_weights next[BATCH_AHEAD][HALVES];
     auto fetch = [&](batch_weights(&to)[HALVES], int unit) {
         if (unit >= share.end) return;
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
-            to[half] = batch_fetch(w, unit * per + set * ROWS + half * 16, w.rows, chunk);
+            to[half] = batch_fetch(w, source, unit * per + set * ROWS + half * 16, w.rows);
         }
     };
 #pragma unroll
@@ -115,7 +116,8 @@ __device__ void deep(const bf16 *a, const cuda_mat &w, float *out, int rows, bat
     batch_weights codes[PASSES];
 #pragma unroll
     for (int p = 0; p < PASSES; p++) {
-        codes[p] = batch_fetch(w, first, w.rows, warp + p * BATCH_WARPS);
+        batch_source source(w, first, warp + p * BATCH_WARPS);
+        codes[p] = batch_read(w, source, 0, 0, true);
     }
     wait_for_previous();
     float acc[NT][4] = {};
@@ -153,19 +155,8 @@ DENSE_KERNELS(16, 2)
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-/* Eight inputs of one expert after the other: gate and up rows of 16 hidden values a set of warps.
- * hidden[place][i] = silu(gate x) * (up x). */
-struct up_unit {
-    const cuda_mat &gate, &up;
-    int inner, set, chunk;
-    __device__ void fetch(batch_weights (&to)[2], int expert, int first) const {
-        int row = expert * inner, end = row + inner;
-        to[0] = batch_fetch(gate, row + first + set * 16, end, chunk);
-        to[1] = batch_fetch(up, row + first + set * 16, end, chunk);
-    }
-};
-
-/* The sums of a unit of up_unit to hidden. */
+/* The sums of a unit of a first half (16 rows of gate, 16 of up for each set of warps) to hidden:
+ * silu(gate x) * (up x). */
 __device__ __forceinline__ void keep_hidden(const batch_sums *kept, const batch_split &split,
                                             int first, int inner, int place, int rows,
                                             bf16 *hidden) {
@@ -200,13 +191,13 @@ __device__ void shared_up(const bf16 *a, const cuda_mat &gate, const cuda_mat &u
                           int r0, int rows, int unit, batch_sums *kept) {
     int warp = threadIdx.x / 32;
     batch_split split(gate.cols);
-    up_unit of = {gate, up, gate.rows, warp / split.slices, warp % split.slices};
-    int first = unit * 16 * split.sets;
-    batch_weights w[2];
-    of.fetch(w, 0, first);
+    int set = warp / split.slices, chunk = warp % split.slices, first = unit * 16 * split.sets;
+    int row = min(first + set * 16, gate.rows - 16); /* sums of more are not used */
+    batch_weights w[2] = {batch_read(gate, batch_source(gate, row, chunk), 0, 0, true),
+                          batch_read(up, batch_source(up, row, chunk), 0, 0, true)};
     wait_for_previous();
     batch_inputs<1> x;
-    batch_load(x, dense_rows{a, gate.cols, r0, rows}, gate.cols, of.chunk);
+    batch_load(x, dense_rows{a, gate.cols, r0, rows}, gate.cols, chunk);
     multiply_both(kept, gate, w, x);
     __syncthreads();
     keep_hidden(kept, split, first, gate.rows, r0, rows - r0, hidden);
@@ -304,8 +295,9 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     batch_split split(down.cols);
     int set = warp / split.slices, chunk = warp % split.slices, r0 = blockIdx.y * BATCH_ROWS;
     int first = ((int)blockIdx.x - 1) * 32 * split.sets;
-    batch_weights w[2] = {batch_fetch(down, first + set * 32, down.rows, chunk),
-                          batch_fetch(down, first + set * 32 + 16, down.rows, chunk)};
+    batch_source source(down, min(first + set * 32, H - 32), chunk); /* more are not used */
+    batch_weights w[2] = {batch_read<true>(down, source, 0, 0, true),
+                          batch_read<true>(down, source, source.half.codes, source.half.factors, true)};
     wait_for_previous();
     batch_inputs<1> x;
     batch_load(x, dense_rows{hidden, down.cols, r0, rows}, down.cols, chunk);
@@ -337,15 +329,19 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     __shared__ expert_table table;
     int warp = threadIdx.x / 32;
     batch_split split(H);
-    up_unit of = {gate, up, INNER, warp / split.slices, warp % split.slices};
+    int set = warp / split.slices, chunk = warp % split.slices;
     let_next_begin();
     wait_for_previous();
     read_table(table, groups);
     int per = 16 * split.sets, each = (INNER + per - 1) / per; /* units of a block of rows */
     span share(table.n * each, blockIdx.x, gridDim.x);
+    batch_source from_gate(gate, 0, chunk), from_up(up, 0, chunk);
     batch_weights next[BATCH_AHEAD][2];
     auto fetch = [&](batch_weights(&to)[2], int unit) {
-        if (unit < share.end) of.fetch(to, table.expert[unit / each], unit % each * per);
+        if (unit >= share.end) return;
+        int first = table.expert[unit / each] * INNER, row = first + unit % each * per + set * 16;
+        to[0] = batch_fetch(gate, from_gate, row, first + INNER);
+        to[1] = batch_fetch(up, from_up, row, first + INNER);
     };
 #pragma unroll
     for (int d = 0; d < BATCH_AHEAD; d++) fetch(next[d], share.begin + d);
@@ -358,7 +354,7 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
             if (unit >= share.end) break;
             if (b != loaded) {
                 gathered_rows source = {a, H, groups.pairs, table.first[b], table.rows[b]};
-                batch_load(x, source, H, of.chunk);
+                batch_load(x, source, H, chunk);
                 loaded = b;
             }
             batch_sums *now = kept + unit % 2 * BATCH_WARPS;
@@ -384,13 +380,19 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     read_table(table, groups);
     int per = 32 * split.sets, each = (H + per - 1) / per;
     span share(table.n * each, blockIdx.x, gridDim.x);
+    bool valid = set * 32 < H; /* where a set has rows at all, it has them in every unit */
+    batch_source source(down, valid ? set * 32 : 0, chunk);
+    batch_step of_expert = step_of(down, H), of_unit = step_of(down, per < H ? per : 0);
+    static_assert(H % 128 == 0 && INNER % 16 == 0, "whole units");
     batch_weights next[BATCH_AHEAD][2];
     auto fetch = [&](batch_weights(&to)[2], int unit) {
         if (unit >= share.end) return;
-        int first = table.expert[unit / each] * H, end = first + H;
-        first += unit % each * per + set * 32;
-        to[0] = batch_fetch(down, first, end, chunk);
-        to[1] = batch_fetch(down, first + 16, end, chunk);
+        int expert = table.expert[unit / each], u = unit % each;
+        uint32_t codes = (uint32_t)(expert * of_expert.codes + u * of_unit.codes);
+        uint32_t factors = (uint32_t)(expert * of_expert.factors + u * of_unit.factors);
+        to[0] = batch_read<true>(down, source, codes, factors, valid);
+        to[1] = batch_read<true>(down, source, codes + source.half.codes, factors + source.half.factors,
+                           valid);
     };
 #pragma unroll
     for (int d = 0; d < BATCH_AHEAD; d++) fetch(next[d], share.begin + d);
