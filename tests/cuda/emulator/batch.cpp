@@ -64,6 +64,54 @@ static cuda_mat random_mat(int rows, int cols, int bits) {
     return m;
 }
 
+/* The same as tiles (cuda_tiles_mat in pack.c): every value random where it lies. `doubled`: rows
+ * that another matrix shares, see second_of. down: rows are those of several experts of H each. */
+static cuda_mat random_tiles(cuda_layout layout, int rows, int cols, bool slices, bool doubled) {
+    bool down = layout == CUDA_DOWN;
+    int bytes = down ? TILE_DOWN_BYTES : TILE_WIDE_BYTES, across = cols / (down ? 32 : 128);
+    int row_tiles = (rows << doubled) / (down ? 128 : 32);
+    uint8_t *at = take<uint8_t>((size_t)row_tiles * across * bytes);
+    for (int t = 0; t < row_tiles * across; t++) {
+        uint8_t *tile = at + (size_t)t * bytes;
+        for (int i = 0; i < TILE_CODES; i++) tile[i] = (uint8_t)(int)(uniform() * 128 + 128);
+        uint16_t *factors = (uint16_t *)(tile + TILE_CODES);
+        for (int i = 0; i < (bytes - TILE_CODES) / 4; i++) {
+            double scale = (1.5 + uniform()) / 15;
+            factors[2 * i] = to_bf16((float)scale),
+                        factors[2 * i + 1] = to_bf16((float)(-scale * 7.5));
+        }
+    }
+    cuda_mat m = {};
+    int next_rows = slices ? bytes : bytes * across;
+    int next = slices ? bytes * (down ? H / 128 : row_tiles) : bytes;
+    m.codes = at, m.scales = (uint16_t *)(at + TILE_CODES), m.biases = m.scales + 1;
+    m.rows = rows, m.cols = cols, m.bits = 4, m.layout = layout;
+    m.row_tiles = next_rows, m.doubled = doubled;
+    m.code_pair = down ? 4 * next : next, m.code_group = down ? 2 * next : 32;
+    m.factor_pair = down ? 2 * next : next / 2, m.factor_group = down ? next : 4;
+    return m;
+}
+
+/* The matrix whose rows take turns with those of m. */
+static cuda_mat second_of(cuda_mat m) {
+    int further = (tile_wide_scale(1, 0) - tile_wide_scale(0, 0)) / 2;
+    m.codes += tile_wide_codes(1, 0), m.scales += further, m.biases += further;
+    return m;
+}
+
+static bool tiles; /* what is checked now */
+
+static cuda_mat random_wide(int rows, int cols, bool slices) {
+    return tiles ? random_tiles(CUDA_WIDE, rows, cols, slices, false) : random_mat(rows, cols, 4);
+}
+static void random_pair(int rows, int cols, cuda_mat &gate, cuda_mat &up) {
+    gate = tiles ? random_tiles(CUDA_WIDE, rows, cols, false, true) : random_mat(rows, cols, 4);
+    up = tiles ? second_of(gate) : random_mat(rows, cols, 4);
+}
+static cuda_mat random_down(int rows, int cols) {
+    return tiles ? random_tiles(CUDA_DOWN, rows, cols, true, false) : random_mat(rows, cols, 4);
+}
+
 template <class T, class F> static double product(const cuda_mat &m, int64_t row, const T *x, F f) {
     double sum = 0;
     for (int c = 0; c < m.cols; c++) sum += (double)mat_value(m, row, c) * (double)f(x[c]);
@@ -83,8 +131,8 @@ struct distance {
 static const size_t SUMS = 2 * BATCH_WARPS * sizeof(batch_sums);
 
 static void check_dense(int rows) {
-    cuda_mat w = random_mat(352, H, 4), small = random_mat(2 * V_HEADS, H, 4);
-    cuda_mat deep_w = random_mat(48, V_DIM, 4);
+    cuda_mat w = random_wide(352, H, false), small = random_wide(2 * V_HEADS, H, false);
+    cuda_mat deep_w = random_wide(64, V_DIM, true);
     bf16 *a = random_rows((size_t)rows * H, 1), *wide = random_rows((size_t)rows * V_DIM, 1);
     float *exact = random_floats((size_t)rows * H, 1);
     int ldo = w.rows + 8, tile = rows > 8, groups = (rows + (8 << tile) - 1) / (8 << tile);
@@ -94,11 +142,11 @@ static void check_dense(int rows) {
     if (tile) {
         RUN(batch_project_16, blocks + 4, 1, 512, 2 * SUMS, a, exact, w, out, ldo, small, gates,
             rows, blocks);
-        RUN(batch_out_16, 3 * groups, 1, 512, 2 * SUMS, wide, deep_w, deep_out, rows);
+        RUN(batch_out_16, 4 * groups, 1, 512, 2 * SUMS, wide, deep_w, deep_out, rows);
     } else {
         RUN(batch_project_8, blocks + 4, 1, 512, SUMS, a, exact, w, out, ldo, small, gates, rows,
             blocks);
-        RUN(batch_out_8, 3 * groups, 1, 512, SUMS, wide, deep_w, deep_out, rows);
+        RUN(batch_out_8, 4 * groups, 1, 512, SUMS, wide, deep_w, deep_out, rows);
     }
     distance all, precise, deep_all;
     auto same = [](float x) { return x; };
@@ -148,10 +196,9 @@ static void check_sort(const routed &x, int rows) {
  * the others' scores are made too small to be chosen. */
 static void check_experts(int rows, int used) {
     cuda_mat router = random_mat(EXPERTS + 1, H, 8);
-    cuda_mat gate = random_mat(used * INNER, H, 4), up = random_mat(used * INNER, H, 4);
-    cuda_mat down = random_mat(used * H, INNER, 4);
-    cuda_mat sg = random_mat(SHARED, H, 4), su = random_mat(SHARED, H, 4);
-    cuda_mat sd = random_mat(H, SHARED, 4);
+    cuda_mat gate, up, sg, su, down = random_down(used * H, INNER), sd = random_down(H, SHARED);
+    random_pair(used * INNER, H, gate, up);
+    random_pair(SHARED, H, sg, su);
     bf16 *a = random_rows((size_t)rows * H, 0.1);
     float *exact = random_floats((size_t)rows * H, 0.1), *x = random_floats((size_t)rows * H, 1);
     std::vector<float> before(x, x + (size_t)rows * H);
@@ -306,9 +353,13 @@ int main() {
     static const int slots[] = {2, 9, 33};
     start();
     printf("batched kernels at the large shape\n");
-    for (int rows : slots) check_dense(rows);
-    check_experts(3, 9);
-    check_experts(17, 12);
+    for (int layout = 0; layout < 2; layout++) {
+        tiles = layout == 1;
+        printf(tiles ? "weights as tiles\n" : "planar weights\n");
+        for (int rows : slots) check_dense(rows);
+        check_experts(3, 9);
+        check_experts(17, 12);
+    }
     check_mix(2);
     printf("%d failed\n", failures);
     return failures != 0;
