@@ -175,7 +175,7 @@ $(EMULATED)/%.o: tests/cuda/%.c tests/cuda/check.h
 $(EMULATED)/emulator.o: tests/cuda/emulator/emulator.cpp tests/cuda/emulator/emulator.h
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror -c -o $@ $<
-$(EMULATED)/portable_%.o: src/backend/cuda/kernels/portable_%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c
+$(EMULATED)/portable_%.o: src/backend/cuda/kernels/portable_%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c src/backend/cuda/batch.c
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
 	$(Q)tests/cuda/emulator/kernels.sh mini portable_$* >$(@:.o=.cpp)
@@ -186,13 +186,22 @@ $(EMULATED)/prefill.o: tests/cuda/emulator/prefill.cpp $(wildcard src/backend/cu
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
 	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -c -o $@ $<
+# The batched kernels at the large shape.
+$(EMULATED)/batch.o: tests/cuda/emulator/batch.cpp $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cu* tests/cuda/emulator/*)
+	@mkdir -p $(@D)
+	@echo "  CXX  $< (emulated)"
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $<
+$(BUILD)/batch-emulated: $(EMULATED)/batch.o $(EMULATED)/emulator.o
+	@echo "  LINK $@"
+	$(Q)$(CXX) -o $@ $^
 $(BUILD)/prefill-emulated: $(EMULATED)/prefill.o $(EMULATED)/emulator.o
 	@echo "  LINK $@"
 	$(Q)$(CXX) -o $@ $^
-cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prefill-emulated
+cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated
 	@$(BUILD)/cuda-emulated
 	@$(BUILD)/cuda-emulated --capability 90 stages logits batch
 	@$(BUILD)/prefill-emulated check
+	@$(BUILD)/batch-emulated
 else
 cuda-emulator:
 	@echo "skipped: the CUDA emulator switches fibers in x86-64 code for Linux"

@@ -35,17 +35,21 @@ void check_logits(const struct bench_model *b, const int32_t *lengths, int32_t n
 void check_cuts(const struct bench_model *b, int32_t n);
 void check_states(const struct bench_model *b, int32_t n);
 void check_batch(const struct bench_model *b, int32_t slots, int32_t steps);
+void check_compositions(const struct bench_model *b, int32_t slots);
 /* against_ref: ref is fast enough for it. */
 void check_sampling(const struct bench_model *b, int32_t steps, bool against_ref);
 void check_greedy(const struct bench_model *b, int32_t prompts, int32_t steps);
 void check_long_run(const struct bench_model *b, int64_t tokens);
 void check_depth(const struct bench_model *b, int32_t depth);
 void measure(const struct bench_model *b);
+void measure_batches(const struct bench_model *b);
 void profile(const struct bench_model *b);
 
 /* profile.c: begin before a model is opened, start before a step, print after it, end at last. */
 void profile_begin(void);
 void profile_start(void);
+/* The step is a decode step of n rows: bytes of its kernels, experts chosen at random. */
+void profile_batch(const struct shape *s, int32_t layers, int32_t n);
 void profile_print(const char *what);
 void profile_end(void);
 

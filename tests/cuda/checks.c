@@ -452,6 +452,95 @@ void check_batch(const struct bench_model *b, int32_t slots, int32_t steps) {
     free(pair);
 }
 
+/* One way to put sessions together: their numbers, in order. */
+struct composition {
+    const int32_t *of;
+    int32_t n;
+};
+
+/* What two steps of each session gave: tokens picked, logits of the second. */
+struct outcome {
+    int32_t token[2];
+    float *logits;
+};
+
+/* Two steps in flight, the second of tokens that the first picks on the device: the largest logit
+ * for even sessions, a draw for odd ones. */
+static void two_steps(const struct bench_model *b, struct side *x, struct composition c,
+                      struct outcome *out) {
+    const struct backend_sampling draw = {
+        .temperature = 1, .top_p = 0.95f, .repetition = 1, .top_k = 20, .stream = 3};
+    const struct backend_sampling largest = {.temperature = 0, .top_p = 1, .repetition = 1};
+    struct decode_slot slot[32];
+    struct decode_result result[2][32];
+    lily_err err;
+    for (int k = 0; k < 2; k++) {
+        for (int32_t i = 0; i < c.n; i++) {
+            int32_t s = c.of[i];
+            slot[i] = (struct decode_slot){.session = x->s[s],
+                                           .token = k ? -1 : token_at(500 + s, b->w->vocab_used),
+                                           .logits = k ? out[s].logits : NULL,
+                                           .sampling = s % 2 ? &draw : &largest,
+                                           .pick = (uint64_t)k};
+        }
+        if (!x->bad) failed(x, b->cuda->decode_submit(x->m, slot, c.n, &err), &err);
+    }
+    for (int k = 0; k < 2; k++) {
+        if (!x->bad) failed(x, b->cuda->decode_wait(x->m, result[k], c.n, &err), &err);
+        for (int32_t i = 0; i < c.n && !x->bad; i++) out[c.of[i]].token[k] = result[k][i].token;
+    }
+}
+
+/* Whichever sessions share a step, in whichever order: from two on, each gets the same bytes and
+ * the same tokens; and the token of the largest logit is that of the row which the host gets. */
+void check_compositions(const struct bench_model *b, int32_t slots) {
+    struct side x = open_side(b, b->cuda, "compositions", slots, NULL);
+    struct backend_state *saved[32] = {NULL};
+    struct outcome first[32] = {{{0}, NULL}}, other[32] = {{{0}, NULL}};
+    int32_t of[32] = {0};
+    size_t row = (size_t)b->vocab * sizeof(float);
+    double bytes = 0, tokens = 0, largest = 0;
+    lily_err err;
+    printf("%d slots in other company\n", slots);
+    for (int32_t i = 0; i < slots; i++) {
+        first[i] = (struct outcome){.logits = rows_new(b, 1)};
+        other[i] = (struct outcome){.logits = rows_new(b, 1)};
+        feed(b, &x, i, 100 * i, 1 + i % 3, 64, NULL, NULL);
+        if (!x.bad) failed(&x, b->cuda->sample_begin(x.s[i], NULL, 0, &err), &err);
+        if (!x.bad) failed(&x, b->cuda->state_new(x.m, &saved[i], &err), &err);
+        if (!x.bad) failed(&x, b->cuda->state_save(x.s[i], saved[i], &err), &err);
+        of[i] = i;
+    }
+    two_steps(b, &x, (struct composition){of, slots}, first);
+    for (int32_t i = 0; i < slots && !x.bad; i += 2) {
+        largest += first[i].token[1] != best_of(first[i].logits, b->w->vocab_used);
+    }
+    /* Backwards: the last two, the last eight, more than eight, all. */
+    for (int32_t i = 0; i < slots; i++) of[i] = slots - 1 - i;
+    const int32_t sizes[] = {2, 8, 9, slots};
+    for (int k = 0; k < 4 && !x.bad; k++) {
+        int32_t n = sizes[k] < slots ? sizes[k] : slots;
+        for (int32_t i = 0; i < slots && !x.bad; i++) {
+            failed(&x, b->cuda->state_restore(x.s[i], saved[i], 1 + i % 3, &err), &err);
+        }
+        two_steps(b, &x, (struct composition){of, n}, other);
+        for (int32_t i = 0; i < n && !x.bad; i++) {
+            const struct outcome *a = &first[of[i]], *c = &other[of[i]];
+            bytes += (double)differing(a->logits, c->logits, row);
+            tokens += (a->token[0] != c->token[0]) + (a->token[1] != c->token[1]);
+        }
+    }
+    note("other company: bytes of logits that differ", x.bad ? NAN : bytes, 0);
+    note("other company: tokens that differ", x.bad ? NAN : tokens, 0);
+    note("argmax on the device: tokens that are not the largest", x.bad ? NAN : largest, 0);
+    for (int32_t i = 0; i < slots; i++) {
+        b->cuda->state_free(saved[i]);
+        free(first[i].logits);
+        free(other[i].logits);
+    }
+    close_side(&x);
+}
+
 /* ---- sampling -------------------------------------------------------------------------------- */
 
 /* Picks of a backend from a prompt of 10, two steps in flight where `ahead`. */
@@ -654,7 +743,7 @@ static double batch_speed(const struct bench_model *b, struct side *x, int32_t n
     return (double)n * (steps - 4) / ((double)(clock_ns() - began) * 1e-9);
 }
 
-static void measure_batches(const struct bench_model *b) {
+void measure_batches(const struct bench_model *b) {
     static const int32_t sizes[] = {1, 2, 4, 8, 16, 32};
     struct bench_model narrow = *b;
     narrow.context = 1024;
@@ -699,7 +788,6 @@ void measure(const struct bench_model *b) {
     }
     free(logits);
     close_side(&x);
-    measure_batches(b);
 }
 
 /* The kernels of some steps, each run alone. */
@@ -732,6 +820,7 @@ void profile(const struct bench_model *b) {
         failed(&x, b->cuda->decode_submit(x.m, slot, slots[i], &err), &err);
         if (!x.bad) failed(&x, b->cuda->decode_wait(x.m, result, slots[i], &err), &err);
         snprintf(what, sizeof what, "decode of %d", slots[i]);
+        profile_batch(b->w->shape, b->w->layers, slots[i]);
         profile_print(what);
     }
     free(logits);

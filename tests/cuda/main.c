@@ -4,9 +4,9 @@
  * [group ...]
  *
  * --synth writes a random checkpoint of the real shape to /tmp first and removes it.
- * Groups: stages logits cuts states batch sampling greedy long depth speed profile; without any,
- * all that suit the checkpoint. Exit status 1 when a check failed. tests/cuda/run.sh runs it on a
- * card; built with tests/cuda/emulator it runs the portable kernels on a processor. */
+ * Groups: stages logits cuts states batch company sampling greedy long depth speed batches profile;
+ * without any, all that suit the checkpoint. Exit status 1 when a check failed. tests/cuda/run.sh
+ * runs it on a card; built with tests/cuda/emulator it runs the portable kernels on a processor. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,10 +106,14 @@ static void run(const struct bench_model *b, int argc, char **argv, int first) {
     if (asked(argc, argv, first, "cuts")) check_cuts(b, small ? 40 : 700);
     if (asked(argc, argv, first, "states")) check_states(b, small ? 10 : 200);
     if (asked(argc, argv, first, "batch")) check_batch(b, small ? 5 : 8, small ? 1 : 8);
+    if (asked(argc, argv, first, "company")) check_compositions(b, small ? 18 : 32);
     if (asked(argc, argv, first, "sampling")) check_sampling(b, small ? 3 : 48, !large);
     if (asked(argc, argv, first, "greedy") && !small) check_greedy(b, 60, 32);
     if (asked(argc, argv, first, "depth") && !small) check_depth(b, 20000);
-    if (asked(argc, argv, first, "speed") && !small) measure(b);
+    bool speed = asked(argc, argv, first, "speed") && !small;
+    if (speed) measure(b);
+    if (speed || (first < argc && asked(argc, argv, first, "batches") && !small))
+        measure_batches(b);
     if (first < argc && asked(argc, argv, first, "profile") && !small) profile(b);
     if (first < argc && asked(argc, argv, first, "long")) check_long_run(b, 100000);
 }

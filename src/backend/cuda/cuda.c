@@ -124,7 +124,7 @@ size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struc
     x->scores = carve(base, &used, rows * larger(experts + 1, gates), f);
     x->routing = carve(base, &used, rows * 2 * (size_t)s->top_k, f);
     x->hidden = carve(base, &used, larger(rows * all * inner * bf, slots * all * inner * f), 1);
-    x->experts = carve(base, &used, experts + 2 + experts + pairs / 16 + 1, n);
+    x->experts = carve(base, &used, experts + 2 + experts + pairs / 8 + 1, n);
     x->pairs = carve(base, &used, pairs, n);
     x->places = carve(base, &used, pairs, n);
     x->partial =

@@ -12,6 +12,7 @@
  *   prefill.c   a chunk of a prompt
  *   prompt.c    its layers made of kernels for sm_90a
  *   portable.c  a decode step through the portable kernels
+ *   batch.c     a decode step of 2 to 64 slots
  *   decode.c    a decode step as one persistent kernel (sm_90a)
  *   plan.c      what a step costs
  *   kernels/    device.h: what host and kernels share; portable_*.cu: any card from 8.0; the others
@@ -144,6 +145,7 @@ struct backend_model {
     struct cuda_portable *portable;                /* prefill.c: its kernels */
     struct cuda_decode *decode;                    /* decode.c: what it needs; NULL: not in use */
     struct cuda_prompt *prompt;                    /* prompt.c, the same */
+    struct cuda_batch *batch;                      /* batch.c, the same */
     const struct cuda_path *paths[CUDA_MAX_PATHS]; /* opened, in order of preference */
     int32_t n_paths;
     struct cuda_step steps[CUDA_IN_FLIGHT]; /* a ring */

@@ -34,9 +34,26 @@ enum { /* CUdevice_attribute */
        CU_ERROR_NO_BINARY = 209,
        /* flags */
        CU_STREAM_NON_BLOCKING = 1,
+       CU_LAUNCH_PROGRAMMATIC = 6, /* CUlaunchAttributeID: may begin before its predecessor ends */
        CU_EVENT_DISABLE_TIMING = 2,
        CU_HOST_PORTABLE = 1
 };
+
+/* Launches with attributes (since 11.8). */
+typedef struct {
+    int id;
+    int reserved;
+    union {
+        int number;
+        uint64_t room[8];
+    } value;
+} CUlaunchAttribute;
+typedef struct {
+    unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared;
+    CUstream stream;
+    CUlaunchAttribute *attributes;
+    unsigned n_attributes;
+} CUlaunchConfig;
 
 /* return type, name in the table, symbol, parameters */
 #define CUDA_DRIVER_MAP(XX)                                                                        \
@@ -84,6 +101,8 @@ enum { /* CUdevice_attribute */
        (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,  \
         unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters,   \
         void **extra))                                                                             \
+    XX(launch_with, "cuLaunchKernelEx",                                                            \
+       (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra))       \
     XX(launch_cooperative, "cuLaunchCooperativeKernel",                                            \
        (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,  \
         unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters))

@@ -383,6 +383,16 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
             for (unsigned x = 0; x < gx; x++) run_block({x, y, z}, {bx, 1, 1}, {gx, gy, gz});
     return 0;
 }
+/* CUlaunchConfig: what it allows to overlap does not. */
+struct LaunchConfig {
+    unsigned grid[3], block[3], bytes;
+    void *stream, *attributes;
+    unsigned n_attributes;
+};
+int cuLaunchKernelEx(const LaunchConfig *c, void *function, void **args, void **extra) {
+    return cuLaunchKernel(function, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
+                          c->block[2], c->bytes, c->stream, args, extra);
+}
 int cuLaunchCooperativeKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                               unsigned, void *, void **) {
     return 801;

@@ -29,6 +29,15 @@ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
     return one(a & 0xffff, b & 0xffff, c & 0xffff) | one(a >> 16, b >> 16, c >> 16) << 16;
 }
 
+inline uint32_t select_or(uint32_t x, uint32_t mask, uint32_t bits) {
+    return (x & mask) | bits;
+}
+
+inline void let_next_begin() {
+}
+inline void wait_for_previous() {
+}
+
 typedef uintptr_t shared_at;
 
 inline shared_at shared_address(const void *p) {

@@ -19,6 +19,26 @@ __device__ __forceinline__ uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t 
     return d;
 }
 
+/* (x & mask) | bits as one instruction. */
+__device__ __forceinline__ uint32_t select_or(uint32_t x, uint32_t mask, uint32_t bits) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(x), "r"(mask), "r"(bits));
+    return d;
+}
+
+/* For kernels that may begin before the one before them has ended (from sm_90 on, where the launch
+ * says so): lets the next one begin; and waits until all work before is done and seen. */
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 typedef uint32_t shared_at; /* an address in shared memory */
 
 __device__ __forceinline__ shared_at shared_address(const void *p) {

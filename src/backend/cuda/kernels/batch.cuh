@@ -1,0 +1,318 @@
+/* Products of decode steps of several slots: 2 to 64 rows, each weight read and unpacked once for
+ * up to 32 of them (docs/cuda-batch.md). A warp multiplies 16 rows of weights by 128 inputs of
+ * every slot: weights are the left operand, taken straight from memory to registers, slots are the columns of the right one. The 16 warps of a block take different inputs
+ * (or other rows, where there are fewer than 2,048 inputs) and their sums are added in shared
+ * memory in the order of the inputs. A slot is one column of its own, so its bits depend neither on
+ * the other slots nor on their number. */
+#ifndef LILY_CUDA_BATCH_CUH
+#define LILY_CUDA_BATCH_CUH
+
+#include "rows.cuh"
+
+enum {
+    BATCH_THREADS = 512,
+    BATCH_WARPS = BATCH_THREADS / 32,
+    BATCH_ROWS = 8,   /* columns of one product */
+    BATCH_CHUNK = 128, /* inputs of a warp at once */
+    BATCH_PITCH = 36  /* floats: a quad's stores then meet no bank twice */
+};
+
+/* Sums of one warp: for each slot of eight, of 32 rows of weights. */
+typedef float batch_sums[BATCH_ROWS][BATCH_PITCH];
+
+/* 16 rows of weights by 128 inputs, as lane 4 g + q holds them: of rows 2 g and 2 g + 1 the sixteen
+ * codes q of both groups, so that a product of four lanes stays within one group; scales and biases
+ * of both groups as they lie (batch_factors). */
+struct batch_weights {
+    uint2 codes[2][2];      /* row, group */
+    uint32_t factors[2][2]; /* planar: row, then scales or biases; tiles: row, group */
+};
+
+/* First of the lane's eight inputs of word w = 0 .. 3 of a chunk. */
+__device__ __forceinline__ int batch_column(int word) {
+    return word / 2 * 64 + threadIdx.x % 4 * 16 + word % 2 * 8;
+}
+
+/* Whether the 4-bit matrices lie planar: known when the kernels are compiled for a card (batch.c
+ * takes no other), and from the matrix on a processor. */
+__device__ __forceinline__ bool batch_planar(const cuda_mat &m) {
+#ifdef __CUDA_ARCH__
+    (void)m;
+    return !TILED;
+#else
+    return m.layout == CUDA_PLANAR;
+#endif
+}
+
+/* How much further other rows of a matrix lie: the same for all lanes. */
+struct batch_step {
+    int codes, factors;
+};
+__device__ __forceinline__ batch_step step_of(const cuda_mat &m, int rows) {
+    mat_row a = row_of(m, 0), b = row_of(m, rows);
+    return {(int)(b.codes - a.codes), (int)(b.scales - a.scales)};
+}
+
+/* Where a lane finds its part of 16 rows of a matrix, from row `first`, a multiple of 16, on. */
+struct batch_source {
+    mat_row at;
+    batch_step row, half, tile; /* one row, 16 rows, 32 rows on */
+    int groups;                 /* of this chunk */
+    __device__ __forceinline__ batch_source(const cuda_mat &m, int first, int chunk) {
+        int lane = threadIdx.x % 32;
+        groups = min(2, m.cols / 64 - 2 * chunk);
+        at = row_of(m, first + lane / 4 * 2);
+        at.codes += code_at(m, 2 * chunk) + code_sixteen(m, lane % 4);
+        at.scales += factor_at(m, 2 * chunk), at.biases += factor_at(m, 2 * chunk);
+        row = step_of(m, 1), half = step_of(m, 16), tile = step_of(m, 32);
+    }
+};
+
+/* 16 rows so much further than the source's first: no matrix has 2 GB. DOWN: of a second half. */
+template <bool DOWN = false>
+__device__ __forceinline__ batch_weights batch_read(const cuda_mat &m, const batch_source &s,
+                                                    uint32_t codes, uint32_t factors,
+                                                    bool valid) {
+    batch_weights w = {};
+    if (!valid || s.groups <= 0) return w;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint8_t *code = s.at.codes + codes + i * s.row.codes;
+        const uint16_t *scale = s.at.scales + factors + i * s.row.factors;
+        const uint16_t *bias = s.at.biases + factors + i * s.row.factors;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            if (j == s.groups) break;
+            const uint8_t *at = code + j * m.code_group;
+            if (DOWN && !batch_planar(m)) {
+                w.codes[i][j].x = __ldg((const uint32_t *)at);
+                w.codes[i][j].y = __ldg((const uint32_t *)(at + 16));
+            } else {
+                w.codes[i][j] = __ldg((const uint2 *)at);
+            }
+            if (!batch_planar(m)) {
+                w.factors[i][j] = __ldg((const uint32_t *)(scale + j * m.factor_group));
+            }
+        }
+        if (!batch_planar(m)) continue;
+        if (s.groups == 2) {
+            w.factors[i][0] = __ldg((const uint32_t *)scale);
+            w.factors[i][1] = __ldg((const uint32_t *)bias);
+        } else {
+            w.factors[i][0] = __ldg(scale);
+            w.factors[i][1] = __ldg(bias);
+        }
+    }
+    return w;
+}
+
+/* Rows [row, row + 16) of a matrix, row a multiple of 16, from a source that begins at row 0; zeros
+ * from end on. Not of tiles of `down`, where 32 rows are no fixed step. */
+__device__ __forceinline__ batch_weights batch_fetch(const cuda_mat &m, const batch_source &s,
+                                                     int row, int end) {
+    int tiles = row / 32, half = row / 16 % 2;
+    return batch_read(m, s, (uint32_t)(tiles * s.tile.codes + half * s.half.codes),
+                      (uint32_t)(tiles * s.tile.factors + half * s.half.factors), row < end);
+}
+
+/* Scale and bias of a row (0 or 1 of the lane's) and group of a matrix that lies like m. */
+__device__ __forceinline__ float2 batch_factors(const cuda_mat &m, const batch_weights &w, int i,
+                                                int group) {
+    bool planar = batch_planar(m);
+    uint32_t a = w.factors[i][0], b = w.factors[i][1];
+    uint32_t scale = group == 0 ? a << 16 : planar ? a & 0xffff0000u : b << 16;
+    uint32_t bias = group == 1 ? b & 0xffff0000u : planar ? b << 16 : a & 0xffff0000u;
+    return make_float2(__uint_as_float(scale), __uint_as_float(bias));
+}
+
+/* The same inputs of 8 NT slots: for each word of codes its pairs of inputs in the order in which
+ * batch_multiply unpacks codes: (0, 4), (1, 5), (2, 6), (3, 7); and the sum of each group for the
+ * lane's two slots of a product, 2 q and 2 q + 1. */
+template <int NT> struct batch_inputs {
+    uint32_t pairs[NT][4][4];
+    float sums[NT][2][2];
+};
+
+template <int NT, class Rows>
+__device__ __forceinline__ void batch_load(batch_inputs<NT> &x, const Rows &rows, int cols,
+                                           int chunk) {
+    const uint32_t ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        const bf16 *row = rows.row(t * BATCH_ROWS + threadIdx.x % 32 / 4);
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            int column = chunk * BATCH_CHUNK + batch_column(w);
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (row && column < cols) v = *(const uint4 *)(row + column);
+            x.pairs[t][w][0] = __byte_perm(v.x, v.z, 0x5410);
+            x.pairs[t][w][1] = __byte_perm(v.x, v.z, 0x7632);
+            x.pairs[t][w][2] = __byte_perm(v.y, v.w, 0x5410);
+            x.pairs[t][w][3] = __byte_perm(v.y, v.w, 0x7632);
+        }
+#pragma unroll
+        for (int group = 0; group < 2; group++) {
+            float acc[4] = {};
+#pragma unroll
+            for (int s = 0; s < 4; s++) {
+                const uint32_t *pair = &x.pairs[t][2 * group + s / 2][2 * (s % 2)];
+                multiply(acc, ones, pair[0], pair[1]);
+            }
+            x.sums[t][group][0] = acc[0], x.sums[t][group][1] = acc[1];
+        }
+    }
+}
+
+/* acc += 16 rows of weights of m times the inputs. Codes enter the product as 128 + code, which bf16
+ * holds exactly, so that a weight is rounded nowhere; scale and bias are applied to the sums of a
+ * group: scale * sum + (bias - 128 scale) * sum of the inputs. */
+template <int NT>
+__device__ __forceinline__ void batch_multiply(float (&acc)[NT][4], const cuda_mat &m,
+                                               const batch_weights &w, const batch_inputs<NT> &x) {
+#pragma unroll
+    for (int group = 0; group < 2; group++) {
+        float sum[NT][4] = {};
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            uint32_t a[4];
+#pragma unroll
+            for (int v = 0; v < 4; v++) {
+                const uint2 &c = w.codes[v % 2][group];
+                int shift = 8 * (s % 2) + v / 2 * 4;
+                a[v] = select_or((s < 2 ? c.x : c.y) >> shift, 0x000f000fu, 0x43004300u);
+            }
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+                const uint32_t *pair = &x.pairs[t][2 * group + s / 2][2 * (s % 2)];
+                multiply(sum[t], a, pair[0], pair[1]);
+            }
+        }
+#pragma unroll
+        for (int v = 0; v < 4; v++) {
+            float2 f = batch_factors(m, w, v / 2, group);
+            float rest = fmaf(-128.0f, f.x, f.y);
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+                acc[t][v] = fmaf(f.x, sum[t][v], fmaf(rest, x.sums[t][group][v % 2], acc[t][v]));
+            }
+        }
+    }
+}
+
+/* The warp's sums of 16 rows of weights (the upper or lower half of 32) to shared memory. */
+__device__ __forceinline__ void batch_keep(batch_sums &to, const float (&acc)[4], int half) {
+    int lane = threadIdx.x % 32, row = half * 16 + lane / 4 * 2, slot = lane % 4 * 2;
+    *(float2 *)&to[slot][row] = make_float2(acc[0], acc[2]);
+    *(float2 *)&to[slot + 1][row] = make_float2(acc[1], acc[3]);
+}
+
+/* How a block's warps share inputs of so many columns: warp w takes chunk w % slices of the set
+ * w / slices of 32 rows. */
+struct batch_split {
+    int slices, sets;
+    __device__ explicit batch_split(int cols) {
+        int chunks = (cols + BATCH_CHUNK - 1) / BATCH_CHUNK;
+        slices = min(chunks, (int)BATCH_WARPS);
+        sets = BATCH_WARPS / slices;
+    }
+};
+
+/* Sum of a row of weights over the warps of its set. */
+__device__ __forceinline__ float batch_sum(const batch_sums *kept, const batch_split &split,
+                                           int set, int stride, int slot, int row) {
+    float sum = 0;
+    for (int s = 0; s < split.slices; s++) {
+        sum += kept[(set * split.slices + s) * stride][slot][row];
+    }
+    return sum;
+}
+
+/* ---- near float32 accuracy ------------------------------------------------------------------- */
+
+/* Products whose results decide something (portable_small.cu): inputs and weights as the sum of two
+ * bf16 each. */
+__device__ __forceinline__ void batch_halves(float a, float b, uint32_t &high, uint32_t &low) {
+    high = bf16_pair(a, b);
+    low = bf16_pair(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u));
+}
+
+/* Eight neighbouring values of a row, of 4 bits planar or in wide tiles, or of 8 bits. */
+__device__ __forceinline__ void batch_values(const cuda_mat &m, const mat_row &from, int column,
+                                             bool valid, float (&out)[8]) {
+    uint2 codes = make_uint2(0, 0);
+    float scale = 0, bias = 0;
+    if (valid) {
+        int factor = factor_at(m, column / 64);
+        const uint8_t *at = from.codes + code_at(m, column / 64) +
+                            code_sixteen(m, column % 64 / 16) + column % 16 / 8 * code_eight(m);
+        scale = bf16_float(__ldg(from.scales + factor));
+        bias = bf16_float(__ldg(from.biases + factor));
+        if (m.bits == 4) {
+            codes.x = __ldg((const uint32_t *)at);
+        } else {
+            codes = __ldg((const uint2 *)at);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t code = m.bits == 4 ? codes.x >> (4 * i) & 15
+                                    : (i < 4 ? codes.x : codes.y) >> (8 * (i % 4)) & 255;
+        out[i] = fmaf(scale, (float)code, bias);
+    }
+}
+
+/* out[r][n] = sum_k a[r][k] w[n][k] for n in [first, first + 16) and eight rows r from r0 on: by
+ * all threads of a block, at most 2,048 columns. */
+__device__ __forceinline__ void batch_precise(const float *a, const cuda_mat &w, int first, int r0,
+                                              int rows, float *out, batch_sums *kept) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
+    int slices = batch_split(w.cols).slices, column = warp * BATCH_CHUNK + lane % 4 * 32;
+    float acc[3][4] = {}; /* low by high, high by low, high by high */
+    if (warp < slices) {
+        mat_row from[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) from[i] = row_of(w, min(first + 2 * g + i, w.rows - 1));
+#pragma unroll
+        for (int word = 0; word < 4; word++) {
+            float value[2][8], x[8] = {};
+            int c = column + word * 8;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int row = first + 2 * g + i;
+                batch_values(w, from[i], c, row < w.rows && c < w.cols, value[i]);
+            }
+            if (r0 + g < rows && c < w.cols) {
+                const float4 *from = (const float4 *)(a + (int64_t)(r0 + g) * w.cols + c);
+                float4 u = from[0], v = from[1];
+                x[0] = u.x, x[1] = u.y, x[2] = u.z, x[3] = u.w;
+                x[4] = v.x, x[5] = v.y, x[6] = v.z, x[7] = v.w;
+            }
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                uint32_t ah[4], al[4], bh[2], bl[2];
+#pragma unroll
+                for (int v = 0; v < 4; v++) {
+                    int i = 2 * s + v / 2;
+                    batch_halves(value[v % 2][i], value[v % 2][i + 4], ah[v], al[v]);
+                }
+#pragma unroll
+                for (int v = 0; v < 2; v++) {
+                    batch_halves(x[2 * s + v], x[2 * s + v + 4], bh[v], bl[v]);
+                }
+                multiply(acc[0], al, bh[0], bh[1]);
+                multiply(acc[1], ah, bl[0], bl[1]);
+                multiply(acc[2], ah, bh[0], bh[1]);
+            }
+        }
+#pragma unroll
+        for (int v = 0; v < 4; v++) acc[2][v] += acc[1][v] + acc[0][v];
+        batch_keep(kept[warp], acc[2], 0);
+    }
+    __syncthreads();
+    int row = threadIdx.x % 16, slot = threadIdx.x / 16, n = first + row, r = r0 + slot;
+    if (slot < BATCH_ROWS && n < w.rows && r < rows) {
+        out[(int64_t)r * w.rows + n] = batch_sum(kept, batch_split(w.cols), 0, 1, slot, row);
+    }
+}
+
+#endif
