@@ -757,11 +757,11 @@ void measure_batches(const struct bench_model *b) {
 }
 
 void measure(const struct bench_model *b) {
-    static const int32_t prompts[] = {1, 2, 8, 16, 32, 64, 128, 512, 2048, 4096, 16384};
+    static const int32_t prompts[] = {1, 2, 8, 16, 32, 64, 128, 512, 2048, 4096, 16384, 65536};
     static const int32_t depths[] = {0, 4096, 32768};
     struct bench_model wide = *b;
     char what[96];
-    wide.context = 33792;
+    wide.context = 66560;
     int64_t began = clock_ns();
     struct side x = open_side(&wide, b->cuda, "speed", 1, NULL);
     float *logits = rows_new(b, 1);
