@@ -159,6 +159,8 @@ $(BUILD)/fake-serve: $(call OBJ,tests/e2e/fake_engine.c src/text/json_text.c $(w
 $(BUILD)/tests/%: $(BUILD)/tests/unit/%.c.o $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
+# This one is the driver as well, which the backend then finds in the program itself.
+$(BUILD)/tests/test_cuda_open: LDLIBS += -rdynamic
 # The CUDA backend's checks: on a card (tests/cuda/run.sh; libraries linked in, so that it can be
 # carried there), and with the portable kernels on this processor.
 CUDA_CHECK := $(call OBJ,tests/cuda/main.c tests/cuda/checks.c tests/cuda/profile.c)

@@ -15,9 +15,29 @@ int cuda_enter(const struct backend_model *m, lily_err *err) {
     return cuda_check(m->d, m->d->context_set(m->context), "context", err);
 }
 
+static int no_memory(const struct backend_model *m, size_t bytes, const char *what, lily_err *err) {
+    size_t free_now = 0, total = 0;
+    m->d->memory_info(&free_now, &total);
+    return ERR(err, LILY_ENOMEM,
+               "CUDA %s: found %.2f GiB of free memory (of %.2f) on %s, expected %.2f GiB; ask for "
+               "a shorter context or fewer sessions, or close other programs on this GPU",
+               what, (double)free_now / GIB, (double)total / GIB, m->name, (double)bytes / GIB);
+}
+
 int cuda_memory(const struct backend_model *m, size_t bytes, const char *what, CUdeviceptr *out,
                 lily_err *err) {
-    return cuda_check(m->d, m->d->memory_new(out, bytes), what, err);
+    CUresult r = m->d->memory_new(out, bytes);
+    if (r == CU_ERROR_OUT_OF_MEMORY) return no_memory(m, bytes, what, err);
+    return cuda_check(m->d, r, what, err);
+}
+
+int cuda_pinned(const struct backend_model *m, size_t bytes, void **out, lily_err *err) {
+    CUresult r = m->d->host_new(out, bytes, CU_HOST_PORTABLE);
+    if (r != CU_ERROR_OUT_OF_MEMORY) return cuda_check(m->d, r, "pinned memory", err);
+    return ERR(err, LILY_ENOMEM,
+               "CUDA pinned memory: found no %.1f MiB of this machine's memory to lock, expected "
+               "them; close other programs, or raise the limit of locked memory (ulimit -l)",
+               (double)bytes / (1024 * 1024));
 }
 
 int cuda_launch(const struct backend_model *m, CUfunction f, unsigned gx, unsigned gy, unsigned gz,
@@ -49,12 +69,13 @@ static int check_shape(const struct shape *s, lily_err *err) {
 }
 
 static int check_options(const struct weights *w, const struct backend_options *o, lily_err *err) {
-    if (o->max_sessions >= 1 && o->max_context >= 1 && o->max_context <= w->shape->max_context) {
-        return LILY_OK;
-    }
+    bool fits = o->max_sessions >= 1 && o->max_sessions <= CUDA_MOST_SESSIONS &&
+                o->max_context >= 1 && o->max_context <= w->shape->max_context;
+    if (fits) return LILY_OK;
     return ERR(err, LILY_EINVAL,
-               "CUDA backend: found %d session(s) of %d tokens, expected at least 1 of 1 to %d",
-               o->max_sessions, o->max_context, w->shape->max_context);
+               "CUDA backend: found %d session(s) of %d tokens, expected 1 to %d of 1 to %d; ask "
+               "for fewer",
+               o->max_sessions, o->max_context, CUDA_MOST_SESSIONS, w->shape->max_context);
 }
 
 /* ---- the device ------------------------------------------------------------------------------ */
@@ -62,8 +83,10 @@ static int check_options(const struct weights *w, const struct backend_options *
 /* Name, capability and sizes of the first device the driver shows. */
 static int look_at_device(struct backend_model *m, lily_err *err) {
     const struct cuda_driver *d = m->d;
-    int major = 0, minor = 0, processors = 0, shared = 0;
-    int rc = cuda_check(d, d->device_get(&m->device, 0), "device", err);
+    int major = 0, minor = 0, processors = 0, shared = 0, devices = 0;
+    int rc = cuda_check(d, d->device_count(&devices), "device", err);
+    if (rc == LILY_OK && devices < 1) rc = cuda_check(d, CU_ERROR_NO_DEVICE, "device", err);
+    if (rc == LILY_OK) rc = cuda_check(d, d->device_get(&m->device, 0), "device", err);
     if (rc != LILY_OK) return rc;
     CUresult r = d->device_name(m->name, (int)sizeof m->name, m->device);
     if (r == 0) r = d->device_attribute(&major, CU_CAPABILITY_MAJOR, m->device);
@@ -160,22 +183,36 @@ struct cuda_need cuda_need(const struct backend_model *m) {
                               .reserve = DRIVER_RESERVE};
 }
 
-/* Everything must fit what is free on the device now. */
-static int preflight(const struct backend_model *m, lily_err *err) {
+/* Takes half as many rows for a prompt step, which costs speed alone; false: they are few. */
+static bool fewer_rows(struct backend_model *m) {
+    int32_t rows = m->rows / 2 / BACKEND_GRID * BACKEND_GRID;
+    if (rows < CUDA_LEAST_ROWS || rows < m->options.max_sessions) return false;
+    m->rows = rows;
+    return true;
+}
+
+/* Everything must fit what is free on the device now, with fewer rows a step if need be. */
+static int preflight(struct backend_model *m, lily_err *err) {
     size_t free_now = 0, total = 0;
     int rc = cuda_check(m->d, m->d->memory_info(&free_now, &total), "memory", err);
     if (rc != LILY_OK) return rc;
-    struct cuda_need need = cuda_need(m);
-    size_t all = need.weights + need.scratch + need.sessions + need.reserve;
-    if (all <= free_now) return LILY_OK;
-    return ERR(
-        err, LILY_ENOMEM,
-        "%s: found %.2f GiB of free memory (of %.2f), expected %.2f GiB: %.2f for weights, "
-        "%.2f for scratch, %.2f for %d session(s) of %d tokens; ask for a shorter context or "
-        "fewer sessions, or close other programs on this GPU",
-        m->name, (double)free_now / GIB, (double)total / GIB, (double)all / GIB,
-        (double)need.weights / GIB, (double)need.scratch / GIB, (double)need.sessions / GIB,
-        m->options.max_sessions, m->options.max_context);
+    struct cuda_need need;
+    size_t all;
+    do {
+        need = cuda_need(m);
+        all = need.weights + need.scratch + need.sessions + need.reserve;
+        if (all <= free_now) return LILY_OK;
+    } while (fewer_rows(m));
+    bool hopeless = need.weights + need.reserve > total;
+    return ERR(err, LILY_ENOMEM,
+               "%s: found %.2f GiB of free memory (of %.2f), expected %.2f GiB: %.2f for weights, "
+               "%.2f for scratch, %.2f for %d session(s) of %d tokens, %.2f for the driver; %s",
+               m->name, (double)free_now / GIB, (double)total / GIB, (double)all / GIB,
+               (double)need.weights / GIB, (double)need.scratch / GIB, (double)need.sessions / GIB,
+               m->options.max_sessions, m->options.max_context, (double)need.reserve / GIB,
+               hopeless ? "this GPU is too small for the model: use the CPU backend"
+                        : "ask for a shorter context or fewer sessions, or close other programs on "
+                          "this GPU");
 }
 
 static int allocate(struct backend_model *m, lily_err *err) {
@@ -194,33 +231,53 @@ static int allocate(struct backend_model *m, lily_err *err) {
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
+/* Where the context cannot be entered the driver frees nothing, and the host's memory still is. */
+static void close_device(struct backend_model *m) {
+    const struct cuda_driver *d = m->d;
+    cuda_enter(m, NULL);
+    if (m->stream) d->stream_wait(m->stream);
+    for (int32_t i = 0; i < m->n_paths; i++) m->paths[i]->close(m);
+    cuda_prompt_close(m);
+    cuda_portable_close(m);
+    cuda_steps_close(m);
+    if (m->x.block) d->memory_free(m->x.block);
+    cuda_weights_free(m);
+    cuda_modules_free(d, m->modules);
+    if (m->stream) d->stream_free(m->stream);
+    d->context_release(m->device);
+}
+
 static void cuda_close(struct backend_model *m) {
     if (!m) return;
-    const struct cuda_driver *d = m->d;
-    if (m->context && cuda_enter(m, NULL) == LILY_OK) {
-        if (m->stream) d->stream_wait(m->stream);
-        for (int32_t i = 0; i < m->n_paths; i++) m->paths[i]->close(m);
-        cuda_prompt_close(m);
-        cuda_portable_close(m);
-        cuda_steps_close(m);
-        if (m->x.block) d->memory_free(m->x.block);
-        cuda_weights_free(m);
-        cuda_modules_free(d, m->modules);
-        if (m->stream) d->stream_free(m->stream);
-    }
-    if (m->context) d->context_release(m->device);
+    if (m->context) close_device(m);
     free(m->trace_rows);
     free(m);
 }
 
+/* Whether the model goes on without what could not be opened: only a device that still answers
+ * does. */
+static bool can_do_without(const struct backend_model *m, int rc) {
+    return (rc == LILY_ENOMEM || rc == LILY_EBACKEND) && m->d->stream_wait(m->stream) == 0;
+}
+
+/* The last path is always to be had: its kernels are open. */
 static int open_paths(struct backend_model *m, lily_err *err) {
     for (int i = 0; cuda_paths[i] && m->n_paths < CUDA_MAX_PATHS; i++) {
         bool usable = false;
         int rc = cuda_paths[i]->open(m, &usable, err);
-        if (rc != LILY_OK) return rc;
-        if (usable) m->paths[m->n_paths++] = cuda_paths[i];
+        if (rc != LILY_OK && !can_do_without(m, rc)) return rc;
+        if (rc == LILY_OK && usable) m->paths[m->n_paths++] = cuda_paths[i];
     }
     return LILY_OK;
+}
+
+int cuda_open_kernels(struct backend_model *m, lily_err *err) {
+    int rc = cuda_prompt_open(m, err);
+    if (rc != LILY_OK) {
+        cuda_prompt_close(m);
+        if (!can_do_without(m, rc)) return rc;
+    }
+    return open_paths(m, err);
 }
 
 static int open_on(struct backend_model *m, lily_err *err) {
@@ -232,10 +289,9 @@ static int open_on(struct backend_model *m, lily_err *err) {
         rc = cuda_modules_load(m->d, model_shape(m), m->capability, &m->modules, err);
     }
     if (rc == LILY_OK) rc = cuda_portable_open(m, err);
+    if (rc == LILY_OK) rc = allocate(m, err); /* before the upload, which takes longest */
     if (rc == LILY_OK) rc = cuda_upload(m, err);
-    if (rc == LILY_OK) rc = allocate(m, err);
-    if (rc == LILY_OK) rc = cuda_prompt_open(m, err);
-    return rc == LILY_OK ? open_paths(m, err) : rc;
+    return rc == LILY_OK ? cuda_open_kernels(m, err) : rc;
 }
 
 static int cuda_open(const struct weights *w, const struct backend_options *options,

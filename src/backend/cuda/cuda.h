@@ -27,7 +27,9 @@
 #include "backend/cuda/kernels/device.h"
 
 enum {
-    CUDA_CHUNK = 4096, /* rows of one prefill step at most */
+    CUDA_CHUNK = 4096,     /* rows of one prefill step at most */
+    CUDA_LEAST_ROWS = 512, /* where memory is short they are halved down to so many */
+    CUDA_MOST_SESSIONS = 1024,
     CUDA_IN_FLIGHT = 2,
     CUDA_ALIGN = 256, /* of every array in device memory */
     CUDA_MIN_CAPABILITY = 80,
@@ -40,7 +42,6 @@ struct cuda_weights {
     struct cuda_mat lm_head;  /* [V, H] */
     CUdeviceptr final_norm;   /* float [H] */
     struct cuda_layer *layer; /* [layers] on the host, owned */
-    CUdeviceptr layer_device; /* the same table in device memory */
     CUdeviceptr inv_freq;     /* float [rotary_dim / 2] of RoPE, as ref computes them */
     CUdeviceptr arena;        /* all of it, one allocation */
     size_t bytes;
@@ -84,6 +85,10 @@ struct cuda_need cuda_need(const struct backend_model *m);
 
 /* cuda.c: what follows from shape, layers and options. */
 void cuda_set_sizes(struct backend_model *m);
+
+/* cuda.c: opens the prompt kernels and the decode paths of a model whose weights and scratch are in
+ * place; those that memory or kernels lack for are left out, but for the portable ones. */
+int cuda_open_kernels(struct backend_model *m, lily_err *err);
 
 /* cuda.c: adds up (base 0) or places the arrays of x for the model's sizes; the bytes. */
 size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struct cuda_scratch *x);
@@ -195,6 +200,9 @@ int cuda_enter(const struct backend_model *m, lily_err *err);
 /* Memory on the device, CUDA_ALIGN-aligned; the caller frees with m->d->memory_free. */
 int cuda_memory(const struct backend_model *m, size_t bytes, const char *what, CUdeviceptr *out,
                 lily_err *err);
+
+/* Host memory that copies run beside, the caller's to free with m->d->host_free. */
+int cuda_pinned(const struct backend_model *m, size_t bytes, void **out, lily_err *err);
 
 /* module.c. The kernels embedded for a shape: one module per kernel file. */
 int cuda_modules_load(const struct cuda_driver *d, const struct shape *shape, int32_t capability,

@@ -84,17 +84,27 @@ int cuda_check(const struct cuda_driver *d, CUresult result, const char *what, l
     case CU_ERROR_OUT_OF_MEMORY:
         return ERR(err, LILY_ENOMEM,
                    "CUDA %s: found too little device memory; ask for a shorter context or fewer "
-                   "sessions, or close other programs on this GPU",
+                   "sessions, or close other programs on this GPU (nvidia-smi lists them)",
                    what);
     case CU_ERROR_NO_DEVICE:
         return ERR(err, LILY_EBACKEND,
-                   "CUDA %s: found no GPU that the driver shows; check nvidia-smi and "
-                   "CUDA_VISIBLE_DEVICES, or use the CPU backend",
+                   "CUDA %s: found no GPU, expected one that the driver shows; check "
+                   "nvidia-smi and CUDA_VISIBLE_DEVICES, or use the CPU backend",
                    what);
     case CU_ERROR_NO_BINARY:
         return ERR(err, LILY_EBACKEND,
-                   "CUDA %s: found no kernels for this GPU in the program; build with `make "
-                   "release`, or use the CPU backend",
+                   "CUDA %s: found no kernels for this GPU in the program, expected some; "
+                   "build with `make release`, or use the CPU backend",
+                   what);
+    case CU_ERROR_NEW_PTX:
+        return ERR(err, LILY_EBACKEND,
+                   "CUDA %s: found kernels that the driver is too old to compile; update the "
+                   "NVIDIA driver, or build with `make release`",
+                   what);
+    case CU_ERROR_MISMATCH:
+        return ERR(err, LILY_EBACKEND,
+                   "CUDA %s: found a driver library unlike the driver that runs; restart the "
+                   "machine after an update of the NVIDIA driver",
                    what);
     default:
         return ERR(err, LILY_EBACKEND,

@@ -32,6 +32,8 @@ enum { /* CUdevice_attribute */
        CU_ERROR_OUT_OF_MEMORY = 2,
        CU_ERROR_NO_DEVICE = 100,
        CU_ERROR_NO_BINARY = 209,
+       CU_ERROR_NEW_PTX = 222,
+       CU_ERROR_MISMATCH = 803,
        /* flags */
        CU_STREAM_NON_BLOCKING = 1,
        CU_LAUNCH_PROGRAMMATIC = 6, /* CUlaunchAttributeID: may begin before its predecessor ends */

@@ -31,9 +31,13 @@ bool cuda_kernels_embedded(const char *shape) {
     return false;
 }
 
+static bool is_portable(const char *file) {
+    return strncmp(file, "portable_", 9) == 0;
+}
+
 /* Files that are not portable hold code for sm_90a alone. */
 static bool loads_on(const char *file, int32_t capability) {
-    return strncmp(file, "portable_", 9) == 0 || capability == 90;
+    return is_portable(file) || capability == 90;
 }
 
 int cuda_modules_load(const struct cuda_driver *d, const struct shape *shape, int32_t capability,
@@ -42,8 +46,17 @@ int cuda_modules_load(const struct cuda_driver *d, const struct shape *shape, in
     if (!m) return ERR_NOMEM(err, "CUDA kernels");
     for (const struct embedded *e = cuda_embedded; e->shape; e++) {
         if (strcmp(e->shape, shape->name) != 0 || !loads_on(e->file, capability)) continue;
-        if (m->n == MAX_MODULES) break;
-        int rc = cuda_check(d, d->module_load(&m->list[m->n].module, e->image), e->file, err);
+        int rc = LILY_OK;
+        if (m->n == MAX_MODULES) {
+            rc = ERR(err, LILY_EBACKEND,
+                     "CUDA: found more than %d kernel files, expected fewer; raise MAX_MODULES",
+                     MAX_MODULES);
+        }
+        if (rc == LILY_OK) {
+            rc = cuda_check(d, d->module_load(&m->list[m->n].module, e->image), e->file, err);
+            /* Paths whose kernels are missing are left out at open. */
+            if (rc != LILY_OK && !is_portable(e->file)) continue;
+        }
         if (rc != LILY_OK) {
             cuda_modules_free(d, m);
             return rc;

@@ -7,7 +7,11 @@
 #include "backend/cuda/cuda.h"
 #include "base/buf.h"
 
-enum { KV_BLOCK = 64 }; /* rows of keys and values are whole blocks of so many */
+enum {
+    KV_BLOCK = 64,          /* rows of keys and values are whole blocks of so many */
+    LATER_BYTES = 64 << 20, /* for the driver, once a model is open */
+    MIB = 1 << 20
+};
 
 static size_t state_floats(const struct backend_model *m) {
     const struct shape *s = model_shape(m);
@@ -103,10 +107,9 @@ void cuda_session_free(struct backend_session *s) {
     if (!s) return;
     struct backend_model *m = s->model;
     m->sessions--;
-    if (cuda_enter(m, NULL) == LILY_OK) {
-        m->d->stream_wait(m->stream);
-        m->d->memory_free(s->block);
-    }
+    cuda_enter(m, NULL);
+    m->d->stream_wait(m->stream);
+    m->d->memory_free(s->block);
     free(s);
 }
 
@@ -123,8 +126,24 @@ void cuda_reset(struct backend_session *s) {
 
 /* ---- saved states ---------------------------------------------------------------------------- */
 
+/* Saved states are not in the preflight: they take what is left, and leave room for the sessions
+ * that the model was opened for and that are not there yet, and for what the driver allocates
+ * later. A state less costs time only, a session less a request. */
+static int check_left(const struct backend_model *m, lily_err *err) {
+    size_t free_now = 0, total = 0, state = cuda_state_bytes(m);
+    size_t to_come = (size_t)(m->options.max_sessions - m->sessions);
+    size_t kept = to_come * cuda_session_bytes(m, m->options.max_context) + LATER_BYTES;
+    int rc = cuda_check(m->d, m->d->memory_info(&free_now, &total), "memory", err);
+    if (rc != LILY_OK || (free_now >= kept && free_now - kept >= state)) return rc;
+    return ERR(err, LILY_ENOMEM,
+               "state: found %.1f MiB of free device memory, expected %.1f for it beside %.1f that "
+               "are kept for %zu session(s) to come; ask for fewer sessions or a shorter context",
+               (double)free_now / MIB, (double)state / MIB, (double)kept / MIB, to_come);
+}
+
 int cuda_state_new(struct backend_model *m, struct backend_state **out, lily_err *err) {
     int rc = cuda_enter(m, err);
+    if (rc == LILY_OK) rc = check_left(m, err);
     if (rc != LILY_OK) return rc;
     struct backend_state *state = calloc(1, sizeof *state);
     if (!state) return ERR_NOMEM(err, "state");
@@ -141,10 +160,9 @@ int cuda_state_new(struct backend_model *m, struct backend_state **out, lily_err
 void cuda_state_free(struct backend_state *state) {
     if (!state) return;
     const struct backend_model *m = state->model;
-    if (cuda_enter(m, NULL) == LILY_OK) {
-        m->d->stream_wait(m->stream);
-        m->d->memory_free(state->data);
-    }
+    cuda_enter(m, NULL);
+    m->d->stream_wait(m->stream);
+    m->d->memory_free(state->data);
     free(state);
 }
 

@@ -21,7 +21,7 @@ size_t cuda_steps_bytes(const struct backend_model *m) {
 static void *pinned(struct backend_model *m, size_t bytes, int *rc, lily_err *err) {
     void *memory = NULL;
     if (*rc != LILY_OK) return NULL;
-    *rc = cuda_check(m->d, m->d->host_new(&memory, bytes, CU_HOST_PORTABLE), "pinned memory", err);
+    *rc = cuda_pinned(m, bytes, &memory, err);
     return memory;
 }
 

@@ -368,9 +368,6 @@ static void walk(struct plan *p, struct cuda_weights *dw) {
     dw->final_norm = place_floats(p, w->final_norm, w->shape->hidden);
     dw->inv_freq = place_frequencies(p, w->shape);
     for (int32_t l = 0; l < w->layers; l++) dw->layer[l] = place_layer(p, l);
-    size_t table = (size_t)w->layers * sizeof *dw->layer;
-    dw->layer_device = room_for(p, table);
-    copy_to(p, dw->layer_device, dw->layer, table);
 }
 
 int cuda_weights_plan(struct backend_model *m, lily_err *err) {
@@ -403,12 +400,12 @@ struct sender {
     CUevent sent[BUFFERS];
 };
 
-static int sender_open(const struct cuda_driver *d, struct sender *s, lily_err *err) {
+static int sender_open(const struct backend_model *m, struct sender *s, lily_err *err) {
+    const struct cuda_driver *d = m->d;
     int rc = cuda_check(d, d->stream_new(&s->stream, CU_STREAM_NON_BLOCKING), "upload stream", err);
     for (int i = 0; i < BUFFERS && rc == LILY_OK; i++) {
         void *memory = NULL;
-        rc = cuda_check(d, d->host_new(&memory, CHUNK_BYTES, CU_HOST_PORTABLE), "pinned memory",
-                        err);
+        rc = cuda_pinned(m, CHUNK_BYTES, &memory, err);
         s->buffer[i] = memory;
         if (rc != LILY_OK) break;
         rc = cuda_check(d, d->event_new(&s->sent[i], CU_EVENT_DISABLE_TIMING), "event", err);
@@ -471,7 +468,7 @@ static void *send_chunks(void *arg) {
     struct sender s = {0};
     lily_err err;
     int rc = cuda_enter(u->m, &err);
-    if (rc == LILY_OK) rc = sender_open(d, &s, &err);
+    if (rc == LILY_OK) rc = sender_open(u->m, &s, &err);
     for (int slot = 0; rc == LILY_OK && !atomic_load(&u->stop); slot = (slot + 1) % BUFFERS) {
         size_t chunk = atomic_fetch_add(&u->next, 1);
         if (chunk >= u->chunks) break;

@@ -1,0 +1,339 @@
+/* Opening the CUDA backend on a driver without a card: what is missing is said in words, what can
+ * be done without is done without, and no call that fails leaves anything behind. */
+#include <limits.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#ifdef LILY_CUDA
+#include <unistd.h>
+
+#include "backend/cuda/cuda.h"
+#include "ckpt/ckpt.h"
+#include "cuda_fake.h"
+#include "engine/engine.h"
+
+static struct ckpt *checkpoint;
+static const struct weights *weights;
+
+/* A stand-in of random weights, packed. */
+static int make_weights(void **state) {
+    (void)state;
+    char path[] = "/tmp/lily-cuda-XXXXXX";
+    int fd = mkstemp(path);
+    if (fd < 0) return -1;
+    close(fd);
+    const struct ckpt_synth_options synth = {.shape = "mini", .seed = 3, .packed = true};
+    const struct ckpt_options load = {0};
+    lily_err err;
+    int rc = ckpt_synth(path, &synth, &err);
+    if (rc == LILY_OK) rc = ckpt_load(path, &load, &checkpoint, &err);
+    unlink(path);
+    if (rc == LILY_OK) weights = ckpt_weights(checkpoint);
+    return rc;
+}
+
+static int free_weights(void **state) {
+    (void)state;
+    ckpt_free(checkpoint);
+    return 0;
+}
+
+static struct backend_model *open_model(const struct backend_options *options, int expected,
+                                        lily_err *err) {
+    struct backend_model *m = NULL;
+    *err = (lily_err){0};
+    int rc = backend_cuda.open(weights, options, &m, err);
+    if (rc != expected) fail_msg("found %d (%s), expected %d", rc, err->msg, expected);
+    return m;
+}
+
+static void close_model(struct backend_model *m) {
+    backend_cuda.close(m);
+    assert_int_equal(atomic_load(&card.live), 0);
+    assert_int_equal(atomic_load(&card.taken), 0);
+}
+
+static const struct backend_options one = {.max_sessions = 1, .max_context = 128};
+
+static void says(const lily_err *err, int code, const char *text) {
+    assert_int_equal(err->code, code);
+    if (!strstr(err->msg, text)) fail_msg("\"%s\" lacks \"%s\"", err->msg, text);
+}
+
+/* ---- drivers and cards ----------------------------------------------------------------------- */
+
+/* First of all tests: once opened a driver stays. */
+static void drivers_that_do_not_serve(void **state) {
+    (void)state;
+    lily_err err = {0};
+    card_reset();
+    card.version = 12080;
+    assert_null(cuda_driver_open_from(NULL, &err));
+    says(&err, LILY_EBACKEND, "found a driver for CUDA 12.8, expected 13.0 or newer; update the");
+    card_reset();
+    card.init = NO_DEVICE;
+    assert_null(cuda_driver_open_from(NULL, &err));
+    says(&err, LILY_EBACKEND, "found no GPU, expected one that the driver shows; check nvidia-smi");
+    card.init = 803;
+    assert_null(cuda_driver_open_from(NULL, &err));
+    says(&err, LILY_EBACKEND, "restart the machine after an update");
+    card.init = LAUNCH_FAILED;
+    assert_null(cuda_driver_open_from(NULL, &err));
+    says(&err, LILY_EBACKEND, "found error 719 (CUDA_ERROR_LAUNCH_FAILED: unspecified launch");
+    card_reset();
+    assert_non_null(cuda_driver_open_from(NULL, &err));
+}
+
+/* Open refuses with the text, and `lily doctor` tells it as well. */
+static void refuses(const char *text) {
+    lily_err err;
+    char *json;
+    struct backend_probe probe;
+    open_model(&one, LILY_EBACKEND, &err);
+    says(&err, LILY_EBACKEND, text);
+    backend_cuda.probe(&probe);
+    assert_false(probe.usable);
+    if (!strstr(probe.reason, text)) fail_msg("\"%s\" lacks \"%s\"", probe.reason, text);
+    assert_int_equal(lily_doctor(&json, &err), LILY_OK);
+    if (!strstr(json, text)) fail_msg("doctor lacks \"%s\": %s", text, json);
+    free(json);
+    assert_int_equal(atomic_load(&card.live), 0);
+}
+
+static void cards_that_do_not_serve(void **state) {
+    (void)state;
+    lily_err err;
+    card_reset();
+    card.devices = 0;
+    refuses("CUDA device: found no GPU, expected one that the driver shows");
+    card_reset();
+    card.capability = 75;
+    refuses("found fake card of compute capability 7.5, expected 8.0 or newer; use the CPU");
+    card_reset();
+    struct embedded first = cuda_embedded[0];
+    cuda_embedded[0].shape = NULL;
+    struct backend_probe probe;
+    backend_cuda.probe(&probe);
+    assert_non_null(strstr(probe.reason, "built without CUDA kernels: no nvcc was found"));
+    open_model(&one, LILY_EBACKEND, &err);
+    says(&err, LILY_EBACKEND, "found no kernels for shape mini in the program");
+    cuda_embedded[0] = first;
+
+    /* Only loading them shows these. */
+    card.no_module = "portable_gemm", card.module_error = NO_BINARY;
+    open_model(&one, LILY_EBACKEND, &err);
+    says(&err, LILY_EBACKEND, "found no kernels for this GPU in the program, expected some; build");
+    card.module_error = NEW_PTX;
+    open_model(&one, LILY_EBACKEND, &err);
+    says(&err, LILY_EBACKEND, "the driver is too old to compile; update the NVIDIA driver");
+    assert_int_equal(atomic_load(&card.live), 0);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static struct cuda_need need_of(const struct backend_options *o) {
+    lily_err err;
+    card_reset();
+    struct backend_model *m = open_model(o, LILY_OK, &err);
+    struct cuda_need need = cuda_need(m);
+    close_model(m);
+    return need;
+}
+
+static void too_little_memory(void **state) {
+    (void)state;
+    struct cuda_need need = need_of(&one);
+    size_t all = need.weights + need.scratch + need.sessions + need.reserve;
+    lily_err err;
+    card.memory = all;
+    close_model(open_model(&one, LILY_OK, &err));
+    card.memory = all - 1;
+    open_model(&one, LILY_ENOMEM, &err);
+    char text[64];
+    snprintf(text, sizeof text, "expected %.2f GiB: ", (double)all / (1 << 30));
+    says(&err, LILY_ENOMEM, text);
+    says(&err, LILY_ENOMEM, "GiB of free memory (of ");
+    says(&err, LILY_ENOMEM, "session(s) of 128 tokens");
+    says(&err, LILY_ENOMEM, "ask for a shorter context or fewer sessions, or close other programs");
+    card.memory = need.weights;
+    open_model(&one, LILY_ENOMEM, &err);
+    says(&err, LILY_ENOMEM, "this GPU is too small for the model: use the CPU backend");
+    assert_int_equal(atomic_load(&card.live), 0);
+}
+
+/* Somebody else was faster: each allocation says how much it asked for and what is free. */
+static void memory_that_went_away(void **state) {
+    (void)state;
+    struct cuda_need need = need_of(&one);
+    lily_err err;
+    card.refuse = need.weights;
+    open_model(&one, LILY_ENOMEM, &err);
+    says(&err, LILY_ENOMEM, "CUDA weights: found ");
+    says(&err, LILY_ENOMEM, "GiB of free memory (of 4.00) on fake card, expected ");
+    assert_int_equal(atomic_load(&card.live), 0);
+    card_reset();
+    struct backend_model *m = open_model(&one, LILY_OK, &err);
+    struct backend_session *s;
+    card.refuse = cuda_session_bytes(m, 128);
+    assert_int_equal(backend_cuda.session_new(m, 128, &s, &err), LILY_ENOMEM);
+    says(&err, LILY_ENOMEM, "CUDA session: found ");
+    close_model(m);
+}
+
+static void keep_line(void *arg, const char *line) {
+    snprintf(arg, 1024, "%s", line);
+}
+
+/* The engine goes on with the CPU where it chose the card by itself, and else says why not. */
+static void the_cpu_takes_over(void **state) {
+    (void)state;
+    static const struct backend *const all[] = {&backend_cuda, &backend_cpu, NULL};
+    char line[1024] = "";
+    const lily_engine_options o = {.log = keep_line, .arg = line, .threads = 1};
+    struct engine_parts parts = {.weights = weights, .backend = &backend_cuda, .all = all};
+    lily_engine *e;
+    lily_engine_info info;
+    lily_err err;
+    card_reset();
+    card.memory = 1 << 20;
+    assert_int_equal(engine_assemble(&o, &parts, &e, &err), LILY_OK);
+    lily_engine_get_info(e, &info);
+    assert_string_equal(info.backend, "cpu");
+    assert_non_null(strstr(info.reason, "cuda failed to open: context of 2048 tokens: fake card: "
+                                        "found 0.00 GiB of free memory (of 0.00), expected "));
+    lily_engine_close(e);
+    parts.all = NULL;
+    assert_int_equal(engine_assemble(&o, &parts, &e, &err), LILY_ENOMEM);
+    says(&err, LILY_ENOMEM, "this GPU is too small for the model: use the CPU backend");
+    assert_int_equal(atomic_load(&card.live), 0);
+}
+
+/* Where a prompt's scratch does not fit it gets fewer rows, not the user a shorter context. */
+static void prompts_take_fewer_rows(void **state) {
+    (void)state;
+    const struct backend_options o = {.max_sessions = 1, .max_context = 8192};
+    struct cuda_need need = need_of(&o);
+    lily_err err;
+    struct backend_model *m = open_model(&o, LILY_OK, &err);
+    assert_int_equal(m->rows, CUDA_CHUNK);
+    close_model(m);
+    card.memory = need.weights + need.scratch / 4 + need.sessions + need.reserve;
+    m = open_model(&o, LILY_OK, &err);
+    assert_true(m->rows >= CUDA_LEAST_ROWS && m->rows < CUDA_CHUNK / 2);
+    assert_int_equal(m->rows % BACKEND_GRID, 0);
+    close_model(m);
+}
+
+/* ---- paths ----------------------------------------------------------------------------------- */
+
+static void first_path_is(const char *name) {
+    lily_err err;
+    struct backend_model *m = open_model(&one, LILY_OK, &err);
+    struct backend_stats stats;
+    backend_cuda.stats(m, &stats);
+    if (strcmp(m->paths[0]->name, name) != 0) {
+        fail_msg("found \"%s\", expected \"%s\"", m->paths[0]->name, name);
+    }
+    assert_ptr_equal(m->paths[m->n_paths - 1], &cuda_path_portable);
+    close_model(m);
+}
+
+/* A fast path that cannot be had is left out; without the portable kernels nothing opens. */
+static void paths_that_cannot_be_had(void **state) {
+    (void)state;
+    lily_err err;
+    card_reset();
+    first_path_is("persistent sm_90a");
+    struct backend_model *m = open_model(&one, LILY_OK, &err);
+    size_t decode = cuda_decode_bytes(m);
+    close_model(m);
+    assert_true(decode > 0);
+    card.refuse = decode;
+    first_path_is("batch");
+    card_reset();
+    card.no_module = "decode_step", card.module_error = NO_BINARY;
+    first_path_is("batch");
+    card_reset();
+    card.capability = 89;
+    first_path_is("batch");
+}
+
+/* Prompts are read without the kernels of a card's own too. */
+static void prompts_without_their_kernels(void **state) {
+    (void)state;
+    static const int32_t ids[] = {1, 2, 3};
+    lily_err err;
+    card_reset();
+    card.no_module = "prefill_", card.module_error = NO_BINARY;
+    struct backend_model *m = open_model(&one, LILY_OK, &err);
+    struct backend_session *s;
+    assert_null(m->prompt);
+    assert_int_equal(backend_cuda.session_new(m, 128, &s, &err), LILY_OK);
+    struct prefill_step step = {.ids = ids, .n = 3};
+    assert_int_equal(backend_cuda.prefill(s, &step, &err), LILY_OK);
+    assert_int_equal(step.done, 3);
+    backend_cuda.session_free(s);
+    close_model(m);
+}
+
+/* ---- failures -------------------------------------------------------------------------------- */
+
+/* Whichever call of the driver fails, once or from then on: either the model opens without what
+ * failed, or it says why, and everything is given back. */
+static void any_call_may_fail(void **state) {
+    (void)state;
+    static const int errors[] = {OUT_OF_MEMORY, LAUNCH_FAILED};
+    long opened = 0, refused = 0, calls = LONG_MAX;
+    for (int i = 0; i < 4; i++) {
+        for (long k = 1; k <= calls; k += i < 2 ? 1 : 7) {
+            struct backend_model *m = NULL;
+            lily_err err = {0};
+            card_reset();
+            card.fail_at = k, card.fail_with = errors[i % 2], card.stays_failed = i >= 2;
+            int rc = backend_cuda.open(weights, &one, &m, &err);
+            if (rc == LILY_OK) {
+                calls = i < 2 && atomic_load(&card.calls) < k ? k : calls;
+                opened++;
+                backend_cuda.close(m);
+            } else {
+                assert_int_equal(rc, errors[i % 2] == OUT_OF_MEMORY ? LILY_ENOMEM : LILY_EBACKEND);
+                assert_int_equal(err.code, rc);
+                assert_true(strstr(err.msg, "found ") != NULL);
+                refused++;
+            }
+            if (atomic_load(&card.live)) {
+                fail_msg("call %ld failed with %d: %ld things left", k, card.fail_with,
+                         atomic_load(&card.live));
+            }
+        }
+    }
+    print_message("%ld opened, %ld refused\n", opened, refused);
+    assert_true(refused > 100 && opened > 10);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(drivers_that_do_not_serve),
+        cmocka_unit_test(cards_that_do_not_serve),
+        cmocka_unit_test(too_little_memory),
+        cmocka_unit_test(memory_that_went_away),
+        cmocka_unit_test(the_cpu_takes_over),
+        cmocka_unit_test(prompts_take_fewer_rows),
+        cmocka_unit_test(paths_that_cannot_be_had),
+        cmocka_unit_test(prompts_without_their_kernels),
+        cmocka_unit_test(any_call_may_fail),
+    };
+    return cmocka_run_group_tests(tests, make_weights, free_weights);
+}
+#else
+int main(void) {
+    print_message("skipped: the CUDA backend is part of builds for Linux\n");
+    return 0;
+}
+#endif
