@@ -11,7 +11,7 @@ E = enumerators("prefill_mix_args.h")
 DIM, GROUP, TOKENS = (E[f"PREFILL_ATTN_{name}"] for name in ("DIM", "GROUP", "TOKENS"))
 BLOCK, SPAN = E["PREFILL_ATTN_BLOCK"], E["PREFILL_ATTN_SPAN"]
 PRODUCTS = 2 * BLOCK * DIM // 64  # of 8 x 8 x 8, for a token's 8 rows and a block: q k^T, then p v
-EXCHANGES = 2 * BLOCK // 8 + 2  # between lanes: scores turned, then the maximum of a row
+EXCHANGES = 2 * BLOCK // 8 + 3  # between lanes: scores turned, maximum of a row, whether one grew
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Counts:
     totals: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(vars(self).values(), vars(other).values())))
+        return type(self)(*(a + b for a, b in zip(vars(self).values(), vars(other).values())))
 
     def needed(self, kv_heads: int) -> int:  # multiply-adds
         return self.pairs * kv_heads * GROUP * 2 * DIM
@@ -51,10 +51,45 @@ def chunk(n: int, pos: int, kv_heads: int) -> Counts:
     return c
 
 
-def prompt(tokens: int, kv_heads: int, rows: int = 2048) -> Counts:
-    total = Counts()
+# ---- by tensor operations: a tile of all tokens walks over all blocks that one of them sees
+
+ROWS = TOKENS * GROUP
+BARRIERS = 3  # of a threadgroup, for a block
+TENSOR_EXCHANGES = 3  # maximum of a row, whether one grew
+STAGE_ROW = 4 * (BLOCK + 4)
+TENSOR_MEMORY = ROWS * (STAGE_ROW + 4 + 16) + TOKENS * 4  # stage, keep, close, lifted
+
+
+@dataclass
+class TensorCounts(Counts):
+    blocks: int = 0  # of a tile of 64 rows
+    barriers: int = 0
+
+    def done(self) -> int:
+        return self.blocks * ROWS * BLOCK * 2 * DIM
+
+
+def tensor_chunk(n: int, pos: int, kv_heads: int) -> TensorCounts:
+    c = TensorCounts(kv_once=(pos + n) * kv_heads * 2 * DIM * 2)
+    for first in range(0, n, TOKENS):
+        tokens = min(TOKENS, n - first)
+        seen = [pos + first + t + 1 for t in range(tokens)]
+        blocks = -(-seen[-1] // BLOCK)
+        spans = [-(-s // SPAN) for s in seen]
+        c.pairs += sum(seen)
+        c.blocks += blocks * kv_heads
+        c.barriers += blocks * BARRIERS * kv_heads
+        c.exchanges += (blocks * TOKENS * TENSOR_EXCHANGES + sum(spans) * 2) * kv_heads
+        c.kv += seen[-1] * 2 * DIM * 2 * kv_heads
+        c.query += blocks * tokens * GROUP * DIM * 2 * kv_heads
+        c.totals += sum(2 * (s - 1) * GROUP * DIM * 4 for s in spans) * kv_heads
+    return c
+
+
+def prompt(tokens: int, kv_heads: int, count: type = Counts, rows: int = 2048) -> Counts:
+    of_chunk, total = {Counts: chunk, TensorCounts: tensor_chunk}[count], count()
     for pos in range(0, tokens, rows):
-        total += chunk(min(rows, tokens - pos), pos, kv_heads)
+        total += of_chunk(min(rows, tokens - pos), pos, kv_heads)
     return total
 
 

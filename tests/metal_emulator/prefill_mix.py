@@ -20,6 +20,7 @@ from library_text import KERNELS, ROOT, enumerators, library_text, shape
 
 E = enumerators("prefill_mix_args.h")
 NAN_BF16 = 0x7FC1  # what no kernel may read
+TENSOR_KERNELS = {"prefill_attn_prep", "prefill_attn", "prefill_attn_split"}
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:
@@ -98,6 +99,7 @@ class Kernels:
     contract: bool = False
     patch: tuple[str, str, str] | None = None
     seed: int = 0
+    tensor: bool = False  # attention by tensor operations
     faults: list[str] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
     _libraries: dict[str, Library] = field(default_factory=dict)
@@ -134,6 +136,8 @@ class Kernels:
         bound = {E[f"{kernel.upper()}_{name}"]: array for name, array in buffers.items()}
         g = grid(kernel, *grid_of)
         threads = (g.x * g.threads, g.y, g.z)
+        if self.tensor and kernel in TENSOR_KERNELS:
+            file, kernel = "prefill_attn_tensor", kernel + "_tensor"
         report = self.library(file or kernel).run(kernel, threads, (g.threads,), bound, self.seed)
         self.faults += [f.text for f in report.faults]
         self.kinds |= report.kinds()
@@ -323,7 +327,7 @@ def attn_run(
         kk, v = wide(x.k[rows], 4), wide(x.v[rows], 4)
         step = (256, keys.shape[1] * 256) if by_head else (kv * 256, 256)
         args = np.array([n, pos, qg.shape[1], kk.shape[1], *step], np.uint32)
-        query = np.zeros((n, kv, 256, 8), np.uint16)
+        query = np.zeros((kv, n, 8, 256) if k.tensor else (n, kv, 256, 8), np.uint16)
         out = np.full((n, heads, 256), NAN_BF16, np.uint16)
         reports["prep"] = k.run(
             "prefill_attn_prep", (n, kv),
@@ -352,7 +356,7 @@ def attn_run(
                 "prefill_attn", (n, kv),
                 {**common, "QG": qg, "OUT": out, "TOTAL": total},
             )  # fmt: skip
-        parts.append((query, out))
+        parts.append((query.transpose(1, 0, 3, 2) if k.tensor else query, out))
         at += n
     query, out = (np.concatenate(p) for p in zip(*parts))
     return AttnOutput(query, keys.transpose(order), values.transpose(order), out, reports)
@@ -376,18 +380,27 @@ def prep_reference(k: Kernels, x: AttnInput) -> tuple[np.ndarray, np.ndarray]:
     return turned(x.qg[:, :, 0], x.q_norm), turned(x.k.reshape(-1, kv, 256), x.k_norm)
 
 
-def attn_reference(k: Kernels, x: AttnInput, got: AttnOutput) -> np.ndarray:
-    """Attention over the rounded queries, keys and values that the kernel was given, float64."""
+def attn_reference(
+    k: Kernels, x: AttnInput, got: AttnOutput
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Attention over the rounded queries, keys and values that the kernel was given, float64; and
+    how far rounded weights take it from there, at most and in the mean, in units of that rounding:
+    w' = w (1 + e), each |e| <= u, gives sum w' v / sum w' - o = sum w e (v - o) / sum w'."""
     tokens, heads = x.qg.shape[:2]
     query = from_bf16(got.query).astype(np.float64)  # [tokens][kv][256][8], already / 16
     keys = from_bf16(got.keys).astype(np.float64)
     values = from_bf16(got.values).astype(np.float64)
-    out = np.zeros((tokens, heads, 256))
+    out, most, mean = np.zeros((3, tokens, heads, 256))
     for h in range(heads):
         kv = h // 8
         scores = query[:, kv, :, h % 8] @ keys[:, kv].T
         position = np.arange(keys.shape[0])
         scores[position[None, :] > x.pos + np.arange(tokens)[:, None]] = -np.inf
         weights = np.exp(scores - scores.max(1, keepdims=True))
-        out[:, h] = weights / weights.sum(1, keepdims=True) @ values[:, kv]
-    return out * sigmoid(x.qg[:, :, 1].astype(np.float64))
+        weights /= weights.sum(1, keepdims=True)
+        out[:, h] = weights @ values[:, kv]
+        for t in range(tokens if k.tensor else 0):
+            away = np.abs(values[:, kv] - out[t, h])
+            most[t, h], mean[t, h] = weights[t] @ away, np.sqrt(weights[t] ** 2 @ away**2)
+    gate = sigmoid(x.qg[:, :, 1].astype(np.float64))
+    return out * gate, most * gate, mean * gate

@@ -28,9 +28,11 @@ def relative(got: np.ndarray, want: np.ndarray) -> float:
     return float(error) if np.isfinite(error) else float("inf")
 
 
-def bf16_error(got: np.ndarray, want: np.ndarray) -> float:
-    """Difference of bf16 bits from exact values, in units of what rounding permits."""
-    allowed = BF16 * np.abs(want) + 2e-6 * np.abs(want).max() + 1e-30
+def bf16_error(
+    got: np.ndarray, want: np.ndarray, more: np.ndarray | float = 0.0
+) -> float:
+    """Difference of bf16 bits from exact values, in units of what rounding permits, and `more`."""
+    allowed = BF16 * (np.abs(want) + more) + more + 2e-6 * np.abs(want).max() + 1e-30
     error = np.abs(from_bf16(got) - want)
     return float((error / allowed).max()) if np.isfinite(error).all() else float("inf")
 
@@ -53,6 +55,7 @@ def gdn_errors(k: Kernels, x: GdnInput, got: GdnOutput) -> dict[str, float]:
 
 def attn_errors(k: Kernels, x: AttnInput, got: AttnOutput) -> dict[str, float]:
     query, key = mix.prep_reference(k, x)
+    want, most, mean = mix.attn_reference(k, x, got)
     tokens = x.qg.shape[0]
     got_query = got.query.transpose(0, 1, 3, 2).reshape(query.shape)
     values = mix.to_bf16(x.v).reshape(tokens, -1, 256)
@@ -65,8 +68,12 @@ def attn_errors(k: Kernels, x: AttnInput, got: AttnOutput) -> dict[str, float]:
         "key": bf16_error(got.keys[x.pos :], key),
         "value": 0.0 if np.array_equal(got.values[x.pos :], values) else float("inf"),
         "cache": 0.0 if untouched else float("inf"),
-        "out": bf16_error(got.out, mix.attn_reference(k, x, got)),
-    }
+        "out": bf16_error(got.out, want, most * BF16 / (1 - BF16)),
+        # Errors spread evenly up to their limits have a third of the square in the mean; limits are
+        # 2^-8 of a value at most, and 0.74 of that in the root of the mean square: 0.8 is allowed.
+        "mean": float(np.sqrt(((from_bf16(got.out) - want) ** 2).sum() * 3
+                              / (want**2 + mean**2).sum()) / BF16 / 0.8),
+    }  # fmt: skip
 
 
 def assert_right(k: Kernels, errors: dict[str, float]) -> None:

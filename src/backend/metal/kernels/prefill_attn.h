@@ -19,14 +19,9 @@
 #define LILY_METAL_PREFILL_ATTN_H
 
 #include "matrix8x8.h"
-#include "prefill_mix_args.h"
+#include "prefill_attn_join.h"
 
 enum {
-    ATTN_DIM = PREFILL_ATTN_DIM,
-    ATTN_HEADS = PREFILL_ATTN_GROUP, /* query heads of a KV head */
-    ATTN_TOKENS = PREFILL_ATTN_TOKENS,
-    ATTN_BLOCK = PREFILL_ATTN_BLOCK,
-    ATTN_SPAN_BLOCKS = PREFILL_ATTN_SPAN / ATTN_BLOCK,
     ATTN_COLUMNS = ATTN_DIM / 8, /* fragments of the result */
     ATTN_STEPS = ATTN_BLOCK / 8, /* fragments of a block's scores */
     ATTN_PARTS = 4,              /* pieces of a block's keys, and of its values */
@@ -168,6 +163,7 @@ inline void attn_soften(thread attn_rows &r, thread simdgroup_float8x8 *scores, 
     }
     r.top = top;
     r.sum = fma(r.sum, keep, sum);
+    if (!simd_any(keep != 1.0f)) return; /* the rule, once some blocks have been seen */
     UNROLL
     for (uint c = 0; c < ATTN_COLUMNS; c++) {
         const float2 o = matrix_get(r.out[c]) * keep;
@@ -194,30 +190,6 @@ inline void attn_add_values(thread attn_rows &r, thread simdgroup_float8x8 *weig
     for (uint s = 0; s + ATTN_VALUE_ROWS / 8 < ATTN_STEPS; s++) {
         weights[s] = weights[s + ATTN_VALUE_ROWS / 8];
     }
-}
-
-/* ---- joining spans; the same bits whoever does it */
-
-struct attn_join {
-    float top;
-    float keep; /* factor of what came before */
-    float add;  /* factor of the new span */
-};
-
-inline attn_join attn_join_of(float top_before, float top_span) {
-    attn_join j;
-    j.top = max(top_before, top_span);
-    j.keep = precise::exp(top_before - j.top);
-    j.add = precise::exp(top_span - j.top);
-    return j;
-}
-inline float attn_joined(attn_join j, float before, float span) {
-    return fma(before, j.keep, span * j.add);
-}
-
-/* Divides by the softmax's sum and applies the output gate. */
-inline float attn_gated(float out, float sum, float gate) {
-    return out / sum * sigmoid(gate);
 }
 
 #endif

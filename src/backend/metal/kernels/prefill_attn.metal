@@ -104,11 +104,6 @@ inline void attn_run(thread const attn_cache &cache, device const uint *query,
     }
 }
 
-/* Positions that the threadgroup's tokens [first, ...) see. */
-inline uint attn_seen_by(constant prefill_attn_args &args, uint first) {
-    return args.position + min(first + ATTN_TOKENS, args.rows);
-}
-
 inline attn_cache attn_cache_of(constant prefill_attn_args &args, device const uint4 *keys,
                                 device const uint4 *values, uint kv_head, uint end) {
     attn_cache c;

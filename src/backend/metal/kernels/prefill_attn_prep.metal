@@ -5,20 +5,33 @@
  * Bytes: 4 n (QD + 2 KV) read, 2 n (QD + 2 KV) written; not measured on a Mac. */
 #include <metal_stdlib>
 using namespace metal;
-#include "common.h"
-#include "prefill_mix_args.h"
+#include "prefill_attn_join.h"
 #include "rope.h"
 
 /* Lane i holds dimensions i, i + 32, ..., so a plane lies in one lane with one angle. Queries are
- * transposed so that the fragments of prefill_attn are whole lines. */
+ * transposed so that the fragments of prefill_attn are whole lines; prefill_attn_tensor.metal has
+ * them by head. */
 
-enum {
-    ATTN_DIM = PREFILL_ATTN_DIM,
-    ATTN_HEADS = PREFILL_ATTN_GROUP,
-    ATTN_VALUES = ATTN_DIM / 32 /* of a head in each lane */
-};
+enum { ATTN_VALUES = ATTN_DIM / 32 /* of a head in each lane */ };
 static_assert(SHAPE_ROTARY_DIM == 64, "lane i turns the plane of dimensions i and i + 32");
 static_assert(PREFILL_ATTN_PREP_THREADS == 32 * (ATTN_HEADS + 2), "eight queries, key, value");
+
+/* Where a value of a query stands in its token's part of a kv head, and where that part stands. */
+#ifdef PREFILL_QUERIES_BY_HEAD
+inline uint attn_query_value(uint head, uint dimension) {
+    return head * ATTN_DIM + dimension;
+}
+inline uint attn_query_token(uint token, uint kv_head, uint rows) {
+    return kv_head * rows + token;
+}
+#else
+inline uint attn_query_value(uint head, uint dimension) {
+    return dimension * ATTN_HEADS + head;
+}
+inline uint attn_query_token(uint token, uint kv_head, uint) {
+    return token * SHAPE_KV_HEADS + kv_head;
+}
+#endif
 
 /* The norm of a head and its turn, in place. */
 inline void attn_norm_and_turn(thread float *x, device const float *weight, float2 turn,
@@ -50,7 +63,7 @@ kernel void prefill_attn_prep(constant prefill_attn_args &args [[buffer(PREFILL_
                               uint thread_index [[thread_index_in_threadgroup]],
                               uint lane [[thread_index_in_simdgroup]],
                               uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-    threadgroup uint4 turned[ATTN_DIM * ATTN_HEADS / 8]; /* bfloat [256][8] */
+    threadgroup uint4 turned[ATTN_DIM * ATTN_HEADS / 8]; /* bfloat */
     const uint token = group.x;
     const uint kv_head = group.y;
     const uint row = args.position + token;
@@ -71,7 +84,7 @@ kernel void prefill_attn_prep(constant prefill_attn_args &args [[buffer(PREFILL_
     UNROLL
     for (uint j = 0; j < ATTN_VALUES; j++) {
         if (is_query) {
-            ((threadgroup bfloat *)turned)[(j * 32 + lane) * ATTN_HEADS + simdgroup] =
+            ((threadgroup bfloat *)turned)[attn_query_value(simdgroup, j * 32 + lane)] =
                 bfloat(x[j] * 0.0625f); /* 1 / sqrt(256), exact */
         } else {
             (is_key ? keys : values)[cache + j * 32] = bfloat(x[j]);
@@ -79,7 +92,7 @@ kernel void prefill_attn_prep(constant prefill_attn_args &args [[buffer(PREFILL_
     }
     threadgroup_barrier(mem_flags::mem_threadgroup); /* TRANSPOSED */
     if (thread_index < ATTN_DIM * ATTN_HEADS / 8) {
-        query[(token * SHAPE_KV_HEADS + kv_head) * (ATTN_DIM * ATTN_HEADS / 8) + thread_index] =
-            turned[thread_index];
+        query[attn_query_token(token, kv_head, args.rows) * (ATTN_DIM * ATTN_HEADS / 8) +
+              thread_index] = turned[thread_index];
     }
 }
