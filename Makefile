@@ -163,15 +163,16 @@ $(BUILD)/tests/%: $(BUILD)/tests/unit/%.c.o $(BUILD)/liblily.a
 $(BUILD)/tests/test_cuda_open: LDLIBS += -rdynamic
 # The CUDA backend's checks: on a card (tests/cuda/run.sh; libraries linked in, so that it can be
 # carried there), and with the portable kernels on this processor.
-CUDA_CHECK := $(call OBJ,tests/cuda/main.c tests/cuda/checks.c tests/cuda/profile.c)
+CUDA_CHECK_FILES := main side prompts profile checks checks_stages checks_text checks_greedy checks_speed
+CUDA_CHECK := $(call OBJ,$(CUDA_CHECK_FILES:%=tests/cuda/%.c))
 $(BUILD)/cuda-check: $(CUDA_CHECK) $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(STATIC) -lpthread -lm -ldl
 EMULATED := $(BUILD)/tests/cuda/emulated
-$(BUILD)/cuda-emulated: $(patsubst %,$(EMULATED)/%.o,main checks profile emulator $(filter portable_%,$(CUDA_FILES))) $(call OBJ,tests/cuda/emulator/table.c) $(BUILD)/liblily.a
+$(BUILD)/cuda-emulated: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator $(filter portable_%,$(CUDA_FILES))) $(call OBJ,tests/cuda/emulator/table.c) $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -rdynamic -o $@ $^ $(STATIC) -lpthread -lm -ldl
-$(EMULATED)/%.o: tests/cuda/%.c tests/cuda/check.h
+$(EMULATED)/%.o: tests/cuda/%.c $(wildcard tests/cuda/*.h)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) -DCUDA_EMULATED -c -o $@ $<
 $(EMULATED)/emulator.o: tests/cuda/emulator/emulator.cpp tests/cuda/emulator/emulator.h

@@ -10,17 +10,21 @@
 
 /* What the checks run on: the CUDA backend, and the one it is held against. */
 struct bench_model {
+    const struct ckpt *ckpt;
     const struct weights *w;
     const struct backend *cuda, *truth;
     const char *truth_name;
     int32_t context;
     int32_t vocab;
+    bool trained;  /* its text means something */
     bool emulated; /* a processor stands in for the card: small sizes */
 };
 
 /* Notes a result: value must be at most limit (NaN never is). unit and what are for people. */
 void note(const char *what, double value, double limit);
 void record(const char *what, double value, const char *unit); /* a measurement */
+/* A measurement that should be at least goal (0: none) on the device that goals are for. */
+void reach(const char *what, double value, const char *unit, double goal);
 void note_error(const char *what, int rc, const lily_err *err);
 int report(const char *json_path,
            const char *device); /* prints the table; the number of failures */
@@ -29,6 +33,10 @@ int report(const char *json_path,
 static inline int32_t token_at(int64_t i, int32_t vocab) {
     return (int32_t)(((uint64_t)i * 2654435761u & 0xffffffffu) % (uint64_t)vocab);
 }
+
+/* Two tokens of which the truth prefers one to the other are nearly tied when taking the wrong one
+ * loses no more than the mean divergence that a backend is allowed (tie_cost in side.h). */
+static const double NEAR_TIE = 1e-3;
 
 void check_stages(const struct bench_model *b, int32_t n, bool decode);
 void check_logits(const struct bench_model *b, const int32_t *lengths, int32_t n_lengths);
@@ -39,10 +47,13 @@ void check_compositions(const struct bench_model *b, int32_t slots);
 /* against_ref: ref is fast enough for it. */
 void check_sampling(const struct bench_model *b, int32_t steps, bool against_ref);
 void check_greedy(const struct bench_model *b, int32_t prompts, int32_t steps);
-void check_long_run(const struct bench_model *b, int64_t tokens);
+void check_long_run(const struct bench_model *b, int64_t tokens, int32_t slots);
 void check_depth(const struct bench_model *b, int32_t depth);
 void measure(const struct bench_model *b);
 void measure_batches(const struct bench_model *b);
+void measure_sweep(const struct bench_model *b);
+void steps_for_profiler(const struct bench_model *b);
+void hold_memory(double left);
 void profile(const struct bench_model *b);
 
 /* profile.c: begin before a model is opened, start before a step, print after it, end at last. */
@@ -52,5 +63,6 @@ void profile_start(void);
 void profile_batch(const struct shape *s, int32_t layers, int32_t n);
 void profile_print(const char *what);
 void profile_end(void);
+void profiler_window(bool open);
 
 #endif

@@ -1,82 +1,254 @@
 #!/bin/bash
 # The CUDA backend on the GPU of this machine: correctness against ref and the CPU backend,
-# compute-sanitizer, speed. Builds lily-core and cuda-check, or takes ones that were built elsewhere
-# (a machine without libraries or network: both need only a C library).
-#   tests/cuda/run.sh [--core FILE] [--check FILE] [--out FOLDER] [step ...]
-# Steps: mini real sanitizer speed long; without any, all but long. Every step runs even when one
-# before it failed; exit status 1 when any did. One JSON document, FOLDER/cuda.json, holds it all.
+# compute-sanitizer, memory, start, speed, profile. Builds what it runs, or takes what was built
+# elsewhere (a machine without libraries or network: all of it needs only a C library).
+#   tests/cuda/run.sh [--bin FOLDER] [--out FOLDER] [--build FOLDER] [step ...]
+# --build FOLDER only builds into it; --bin FOLDER takes the programs from there. Every step runs
+# even when one before it failed; a step whose tool is not on this machine is skipped and says so.
+# Results: FOLDER/<step>.log, and one JSON document, FOLDER/cuda.json, with machine, driver and
+# commit. Exit status 1 when a check failed; a goal of speed that was missed is only told.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-core= check= out=bench/cuda steps=()
+all=(doctor mini real kernels memcheck racecheck long full memory start bench speed sweep ncu)
+bin= out=bench/cuda build= steps=()
 while [ $# -gt 0 ]; do
     case $1 in
-    --core) core=$2 && shift 2 ;;
-    --check) check=$2 && shift 2 ;;
+    --bin) bin=$2 && shift 2 ;;
     --out) out=$2 && shift 2 ;;
+    --build) build=$2 && shift 2 ;;
     *) steps+=("$1") && shift ;;
     esac
 done
-[ ${#steps[@]} -gt 0 ] || steps=(mini real sanitizer speed)
+[ ${#steps[@]} -gt 0 ] || steps=("${all[@]}")
+
+# lily-core, cuda-check, and the kernels' own programs, into a folder.
+build_into() {
+    local to=$1 nvcc flags
+    make -j"$(nproc)" build/release/lily-core build/release/cuda-check || return 1
+    mkdir -p "$to"
+    cp build/release/lily-core build/release/cuda-check build/release/commit "$to" || return 1
+    strip "$to/lily-core" "$to/cuda-check"
+    nvcc=$(tools/nvcc.sh)
+    [ -n "$nvcc" ] || { echo "no nvcc: the kernels are not tested alone" && return 0; }
+    flags=(-std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc -Isrc/backend/cuda -Itests/cuda
+        '-DSHAPE_HEADER="model/shapes/qwen36_35b_a3b.h"')
+    "$nvcc" "${flags[@]}" -o "$to/decode_bench" tests/cuda/decode_bench.cu &&
+        "$nvcc" "${flags[@]}" -DDECODE_PROFILE -o "$to/decode_cycles" tests/cuda/decode_bench.cu &&
+        "$nvcc" "${flags[@]}" -o "$to/prefill_bench" tests/cuda/prefill_bench.cu
+}
+if [ -n "$build" ]; then
+    build_into "$build"
+    exit
+fi
+if [ -z "$bin" ]; then
+    bin=build/cuda-run
+    build_into $bin || exit 1
+fi
+core=$bin/lily-core check=$bin/cuda-check
+
 mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-if [ -z "$core" ] || [ -z "$check" ]; then
-    make -j"$(nproc)" core build/release/cuda-check || exit 1
-    core=build/release/lily-core check=build/release/cuda-check
-fi
-failed=()
+table=() failed=() missed=0
 
-step() { # step <name> <seconds at most> <command...>: its output to a log and here
-    local name=$1 limit=$2 began=$SECONDS
+# step <name> <seconds at most> <command...>: its output to a log; a line for the table at the end.
+step() {
+    local name=$1 limit=$2 began=$SECONDS status
     shift 2
     echo "== $name"
-    if timeout "$limit" "$@" >"$out/$name.log" 2>&1; then
-        tail -n 40 "$out/$name.log"
-        echo "== $name: ok ($((SECONDS - began)) s)"
-    else
-        echo "== $name: FAILED (status $?, $((SECONDS - began)) s)"
-        tail -n 60 "$out/$name.log"
-        failed+=("$name")
-    fi
+    timeout "$limit" "$@" >"$out/$name.log" 2>&1
+    status=$?
+    tail -n 12 "$out/$name.log"
+    verdict "$name" $status $((SECONDS - began))
+}
+verdict() { # verdict <name> <status> <seconds>
+    local word=ok few
+    [ "$2" -eq 0 ] || { word="FAILED (status $2)" && failed+=("$1"); }
+    few=$(sed -n 's/^[0-9]* rows, [0-9]* checks failed, \([0-9]*\) goals missed$/\1/p' "$out/$1.log" | tail -n 1)
+    missed=$((missed + ${few:-0}))
+    table+=("$(printf '%-18s %-22s %4d s%s' "$1" "$word" "$3" "${few:+, goals missed: $few}")")
+    echo "== $1: $word ($3 s)"
+}
+skip() {
+    echo "== $1: skipped: $2"
+    table+=("$(printf '%-18s skipped: %s' "$1" "$2")")
 }
 wants() { [[ " ${steps[*]} " == *" $1 "* ]]; }
 
-step doctor 60 "$core" doctor
-if wants mini; then
-    step mini 300 "$check" --json "$work/mini.json"
-fi
-if wants real; then
-    step real 600 "$check" --synth 4 --against cpu --json "$work/real.json"
-fi
-if wants sanitizer; then
-    if command -v compute-sanitizer >/dev/null; then
-        for tool in memcheck racecheck; do
-            step "$tool" 600 compute-sanitizer --tool "$tool" --error-exitcode 1 "$check" --json \
-                "$work/$tool.json" states batch
-        done
+# ---- the program as a user starts it ---------------------------------------------------------
+# row <what> <value> <unit> [at most]: into a step's log and the JSON; returns 1 above the limit.
+row() {
+    local good=1
+    [ -z "${4:-}" ] || good=$(awk -v a="$2" -v b="$4" 'BEGIN { print (a != "" && a + 0 <= b + 0) }')
+    printf '  %-60s %12s %s%s%s\n' "$1" "$2" "$3" "${4:+  (at most $4)}" "$([ "$good" = 1 ] || echo '  FAILED')"
+    printf '%s  {"what": "%s", "value": %s, "unit": "%s"%s}' "$([ -s "$work/program.rows" ] && echo ,)" \
+        "$1" "${2:-null}" "$3" "${4:+, \"limit\": $4, \"good\": $([ "$good" = 1 ] && echo true || echo false)}" \
+        >>"$work/program.rows"
+    echo >>"$work/program.rows"
+    [ "$good" = 1 ]
+}
+used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1; }
+
+# What the card holds while 32,768 tokens of context are in use, above what it held before: weights,
+# scratch, session, saved states, kernels and the driver's context.
+memory() {
+    local before peak now pid
+    before=$(used)
+    peak=$before
+    "$core" bench -m "$full" --backend cuda --ctx 32768 -p 0 -n 256 -d 32000 -r 1 &
+    pid=$!
+    while kill -0 $pid 2>/dev/null; do
+        now=$(used)
+        [ "$now" -le "$peak" ] || peak=$now
+        sleep 0.1
+    done
+    wait $pid || return 1
+    row "memory before, of the card alone" "$(awk -v m="$before" 'BEGIN { print m * 1.048576e-3 }')" GB
+    row "memory at 32768 tokens of context, all told" \
+        "$(awk -v a="$before" -v b="$peak" 'BEGIN { print (b - a) * 1.048576e-3 }')" GB 22.5
+}
+
+# From a packed file in the page cache to the first token: a whole process that writes one.
+start() {
+    local began status=0 i s all=()
+    for i in 1 2 3; do
+        began=$(date +%s%N)
+        "$core" run -m "$full" --backend cuda --raw --max-tokens 1 "The" >"$work/token" || status=1
+        s=$(awk -v a="$began" -v b="$(date +%s%N)" 'BEGIN { printf "%.3f", (b - a) * 1e-9 }')
+        row "start to first token, run $i" "$s" s 5 || status=1
+        all+=("$s")
+    done
+    row "start to first token, median" "$(printf '%s\n' "${all[@]}" | sort -n | sed -n 2p)" s 5 || status=1
+    script -qec "$core run -m $full --backend cuda --raw --max-tokens 1 The" /dev/null </dev/null >"$work/terminal"
+    row "terminals without a progress bar" "$(($(grep -c '\[#*\.*\] *[0-9]*%' "$work/terminal") == 0))" of_1 0 || status=1
+    tr '\r' '\n' <"$work/terminal" | grep -a '%' | tail -n 1
+    return $status
+}
+
+# `lily bench` itself: speed, GB/s, fraction of the bound in every row of decoding.
+bench() {
+    "$core" bench -m "$full" --backend cuda -p 512,4096 -n 128 -d 0,4096 -r 3 | tee "$work/bench" || return 1
+    row "decode rows of bench without a fraction of the bound" \
+        "$(awk '$1 == "decode" && !($8 ~ /%/ || $9 ~ /%/)' "$work/bench" | wc -l)" rows 0
+}
+
+# A card whose memory another program holds: a clear refusal, and the CPU where the choice is free.
+refuses() { # refuses <bytes left> <arguments of run...>
+    local left=$1 status=0
+    shift
+    coproc hold { "$check" --hold "$left"; }
+    local in=${hold[1]} pid=$hold_PID line
+    while read -r line <&"${hold[0]}"; do [[ $line == *"left free"* ]] && break; done
+    echo "  $line"
+    "$core" run --backend cuda --raw --max-tokens 1 "$@" The >"$work/forced" 2>&1
+    row "full card ($left bytes left): --backend cuda went on" "$(($? == 0))" of_1 0 || status=1
+    cat "$work/forced"
+    row "its message does not speak of memory" "$(($(grep -ci memory "$work/forced") == 0))" of_1 0 || status=1
+    "$core" run --verbose --raw --max-tokens 1 "$@" The >"$work/free" 2>&1
+    row "the CPU did not take over" "$(($? != 0))" of_1 0 || status=1
+    cat "$work/free"
+    echo
+    exec {in}>&-
+    wait "$pid"
+    return $status
+}
+full_card() {
+    local status=0
+    refuses 1500000000 -m "$four" || status=1
+    refuses 100000000 || status=1
+    return $status
+}
+
+# in_shell <name> <function>: a step that is a function.
+in_shell() {
+    local began=$SECONDS status
+    echo "== $1"
+    "$2" >"$out/$1.log" 2>&1
+    status=$?
+    tail -n 20 "$out/$1.log"
+    verdict "$1" $status $((SECONDS - began))
+}
+
+# ---- checkpoints -----------------------------------------------------------------------------
+four=$work/four.lily full=$work/all.lily
+for s in real memcheck racecheck long full ncu; do
+    wants $s && [ ! -e "$four" ] && "$core" synth --packed --layers 4 "$four"
+done
+for s in memory start bench speed sweep; do
+    wants $s && [ ! -e "$full" ] && "$core" synth --packed "$full"
+done
+
+# ---- the steps -------------------------------------------------------------------------------
+wants doctor && step doctor 60 "$core" doctor
+wants mini && step mini 300 "$check" --json "$work/mini.json"
+wants real && step real 400 "$check" -m "$four" --against cpu --json "$work/real.json"
+if wants kernels; then
+    if [ -x "$bin/prefill_bench" ]; then
+        step kernels-decode 120 "$bin/decode_bench" check
+        step kernels-prompt 120 "$bin/prefill_bench" check
     else
-        echo "skipped: memcheck and racecheck need compute-sanitizer of the CUDA toolkit"
+        skip kernels "$bin has no prefill_bench"
     fi
 fi
-if wants speed; then
-    step speed 600 "$check" --synth 40 --against cpu --json "$work/speed.json" speed \
-        profile
-fi
-if wants long; then
-    step long 1200 "$check" --json "$work/long.json" long
+# The stand-in runs the portable kernels; four layers of the real shape those of 9.0, whose
+# sanitized runs take long: fewer checks there.
+for tool in memcheck racecheck; do
+    wants $tool || continue
+    if command -v compute-sanitizer >/dev/null; then
+        sanitize=(compute-sanitizer --tool $tool --error-exitcode 1)
+        step $tool 300 "${sanitize[@]}" "$check" --json "$work/$tool.json" states batch company
+        step $tool-real 300 "${sanitize[@]}" "$check" -m "$four" --against cpu \
+            --json "$work/$tool-real.json" states
+    else
+        skip $tool "it needs compute-sanitizer of the CUDA toolkit"
+    fi
+done
+wants long && step long 300 "$check" --json "$work/long.json" long
+wants long && step long-real 300 "$check" -m "$four" --json "$work/long-real.json" long
+wants full && in_shell full full_card
+wants memory && in_shell memory memory
+wants start && in_shell start start
+wants bench && in_shell bench bench
+wants speed && step speed 300 "$check" -m "$full" --json "$work/speed.json" speed batches
+wants sweep && step sweep 120 "$check" -m "$full" --json "$work/sweep.json" sweep
+if wants ncu; then
+    if command -v ncu >/dev/null; then
+        metrics=gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum
+        # Tensor cores have other names from one generation to the next.
+        known=$(ncu --query-metrics 2>/dev/null | awk '{ print $1 }')
+        for m in sm__pipe_tensor_op_gmma_cycles_active sm__pipe_tensor_cycles_active \
+            sm__inst_executed_pipe_tensor l1tex__throughput lts__throughput dram__throughput \
+            smsp__issue_active; do
+            grep -qx "$m" <<<"$known" && metrics+=,$m.avg.pct_of_peak_sustained_elapsed
+        done
+        step ncu 240 ncu --clock-control none --profile-from-start off --csv --page raw \
+            --metrics $metrics --log-file "$out/ncu.csv" "$check" -m "$four" steps
+        python3 tests/cuda/kernel_table.py "$out/ncu.csv" >"$out/kernels.md"
+    else
+        skip ncu "it needs Nsight Compute"
+    fi
+    [ -x "$bin/decode_cycles" ] && step decode-cycles 120 "$bin/decode_cycles" time 50
 fi
 
+# ---- one document ----------------------------------------------------------------------------
 {
     echo "{\"date\": \"$(date -u +%F)\","
     echo " \"device\": \"$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -n 1)\","
-    echo " \"commit\": \"$(git rev-parse --short HEAD 2>/dev/null)\""
+    echo " \"machine\": \"$(uname -srm), $(nproc) processors\","
+    echo " \"commit\": \"$(cat "$bin/commit" 2>/dev/null || git describe --always --dirty)\","
+    echo " \"failed_steps\": [$(printf '"%s", ' ${failed[@]+"${failed[@]}"} | sed 's/, $//; s/^""$//')],"
+    echo " \"program\": {\"rows\": ["
+    cat "$work/program.rows" 2>/dev/null
+    echo " ]}"
     for part in "$work"/*.json; do
         [ -e "$part" ] && echo ", \"$(basename "$part" .json)\":" && cat "$part"
     done
     echo "}"
 } >"$out/cuda.json"
+echo
+printf '%s\n' "${table[@]}"
+echo "goals missed: $missed; $out/cuda.json"
 if [ ${#failed[@]} -gt 0 ]; then
     echo "failed: ${failed[*]}"
     exit 1
 fi
-echo "all ok; $out/cuda.json"
