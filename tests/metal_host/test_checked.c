@@ -89,7 +89,6 @@ static void in_another_order_with_contraction(void **state) {
 static void run_without(struct bench *x, int32_t n) {
     const struct decode_record r = {
         .session = session_view(x->s), .token = 7, .sampling = decode_no_sampling};
-    struct metal_command c;
     double seconds;
     lily_err err;
     graph_clear(x->m->graph);
@@ -99,11 +98,9 @@ static void run_without(struct bench *x, int32_t n) {
         if (d->barrier != 0 && n-- == 0) d->barrier = 0;
     }
     void *pool = objc_autoreleasePoolPush();
-    ok(metal_command_begin(&x->m->device, "mutilated", &c, &err), &err);
-    metal_encode(&x->m->device, x->m->graph, 0, x->m->graph->dispatches, x->m->buffers.buffer,
-                 c.buffer);
-    metal_command_commit(&c);
-    ok(metal_command_wait(&c, &seconds, &err), &err);
+    ok(metal_run(&x->m->device, "mutilated", x->m->graph, 0, x->m->graph->dispatches,
+                 x->m->buffers.buffer, &seconds, &err),
+       &err);
     objc_autoreleasePoolPop(pool);
 }
 

@@ -176,39 +176,192 @@ static void wrong_weights_are_refused(void **state) {
     assert_int_equal(backend_metal.open(w, &o, &m, &err), LILY_EINVAL);
 }
 
-/* Chunks follow the time they take, on the grid, at most doubling. */
+/* ---- how long a chunk takes ------------------------------------------------------------------ */
+
+/* A GPU of so many operations a second, half as many in attention; the longest command buffer. */
+struct slow_gpu {
+    const struct bench *x;
+    double speed, longest;
+};
+
+static double time_of_chunk(void *arg, const char *label) {
+    struct slow_gpu *gpu = arg;
+    const struct backend_model *m = gpu->x->m;
+    struct prefill_embed_args args;
+    if (strcmp(label, "prompt chunk") != 0) return 0.001;
+    memcpy(&args, m->graph->args + m->graph->dispatch[0].args_at, sizeof args);
+    double n = args.rows, depth = gpu->x->s->position + n / 2;
+    double t = (m->pace.row_work + 2 * m->pace.pair_work * depth) * n / gpu->speed;
+    gpu->longest = fmax(gpu->longest, t);
+    return t;
+}
+
+/* As if so many tokens had been read. */
+static void go_to(struct bench *x, int32_t depth) {
+    void *rows = calloc(1, x->b->kv_bytes(x->m, depth));
+    struct backend_state *state;
+    lily_err err;
+    x->b->reset(x->s);
+    ok(x->b->state_new(x->m, &state, &err), &err);
+    ok(x->b->state_save(x->s, state, &err), &err);
+    ok(x->b->kv_import(x->s, 0, depth, rows, &err), &err);
+    ok(x->b->state_restore(x->s, state, depth, &err), &err);
+    x->b->state_free(state);
+    free(rows);
+}
+
+/* After chunks of 128 rows at the beginning, which just fit in the time, the first chunk of a deep
+ * session is so much shorter that it does too. */
 static void chunks_are_bounded_in_time(void **state) {
     (void)state;
-    assert_int_equal(metal_next_rows(512, 0.4, 0.4, 64, 2048), 512);
-    assert_int_equal(metal_next_rows(512, 0.1, 0.4, 64, 2048), 1024);
-    assert_int_equal(metal_next_rows(512, 0, 0.4, 64, 2048), 1024);
-    assert_int_equal(metal_next_rows(2048, 0.1, 0.4, 64, 2048), 2048);
-    assert_int_equal(metal_next_rows(1024, 1.0, 0.4, 64, 2048), 384);
-    assert_int_equal(metal_next_rows(512, 60, 0.4, 64, 2048), 64);
-    assert_int_equal(metal_next_rows(64, 60, 0.4, 64, 2048), 64);
-    /* On a slow GPU a long prompt is read in ever shorter chunks, none near the watchdog's limit
-     * but the first. */
+    enum { MANY = 128, DEPTH = 3000 };
     struct metal_emu_options o = metal_emu_defaults();
-    struct backend_options options = {.max_sessions = 1, .max_context = 256};
-    int32_t many[200];
-    for (int32_t i = 0; i < 200; i++) many[i] = 3 + i;
+    struct backend_options options = {.max_sessions = 1, .max_context = DEPTH + MANY};
+    struct bench x;
+    struct slow_gpu gpu = {.x = &x};
+    int32_t many[MANY];
+    for (int32_t i = 0; i < MANY; i++) many[i] = 3 + i;
     o.checked = false;
-    o.seconds_per_dispatch = 0.02;
+    o.seconds = time_of_chunk;
+    o.seconds_arg = &gpu;
     metal_emu_configure(&o);
-    struct bench x = bench_open(&backend_metal, w, &options);
-    assert_int_equal(x.m->rows, 256);
-    bench_prefill(&x, many, 200, NULL);
-    assert_true(x.m->rows < 256 && x.m->rows >= 64);
-    /* A chunk that was ended is not tried again at the same length. */
+    x = bench_open(&backend_metal, w, &options);
+    gpu.speed = MANY * (x.m->pace.row_work + x.m->pace.pair_work * MANY) / 0.38;
+    bench_prefill(&x, many, MANY, NULL);
+    printf("%d rows at the beginning: %.2f s", MANY, gpu.longest);
+    assert_true(gpu.longest > 0.3 && gpu.longest < 0.45);
+    gpu.longest = 0;
+    go_to(&x, DEPTH);
+    struct prefill_step step = {.ids = many, .n = MANY};
     lily_err err;
-    struct prefill_step step = {.ids = many, .n = 200};
-    x.m->rows = 256;
-    x.b->reset(x.s);
+    ok(x.b->prefill(x.s, &step, &err), &err);
+    printf("; %d at depth %d: %.2f s\n", step.done, DEPTH, gpu.longest);
+    assert_true(gpu.longest > 0.1 && gpu.longest < 0.45);
+    assert_true(step.done < MANY / 4 && (DEPTH + step.done) % 8 == 0);
+    /* One that was ended is not tried again at the same length. */
+    go_to(&x, 64);
+    int32_t rows = metal_pace_rows(&x.m->pace, 64);
     metal_emu_inject(0, MTLCommandBufferErrorTimeout, 5, true);
     expect(x.b->prefill(x.s, &step, &err), &err, "busy too long");
-    assert_int_equal(x.m->rows, 64);
+    assert_true(metal_pace_rows(&x.m->pace, 64) <= rows / 2);
     bench_close(&x);
     emulate(false, 0);
+}
+
+/* ---- nothing where an object is expected ----------------------------------------------------- */
+
+static int open_and_decode(struct backend_model **m, lily_err *err) {
+    static const struct backend_sampling greedy = {.top_p = 1, .repetition = 1, .top_k = 1};
+    struct backend_options options = {.max_sessions = 1, .max_context = 128};
+    struct backend_session *s = NULL;
+    struct decode_result r;
+    *m = NULL;
+    int rc = backend_metal.open(w, &options, m, err);
+    if (rc == LILY_OK) rc = backend_metal.session_new(*m, 128, &s, err);
+    struct prefill_step step = {.ids = ids, .n = PROMPT};
+    struct decode_slot slot = {s, 3, NULL, &greedy, 0};
+    if (rc == LILY_OK) rc = backend_metal.prefill(s, &step, err);
+    if (rc == LILY_OK) rc = backend_metal.decode_submit(*m, &slot, 1, err);
+    if (rc == LILY_OK) rc = backend_metal.decode_wait(*m, &r, 1, err);
+    if (s) backend_metal.session_free(s);
+    backend_metal.close(*m);
+    return rc;
+}
+
+/* Each call of Metal that makes an object gives none, at each time that it is made: an error that
+ * says what is missing, and no crash. */
+static void nothing_where_an_object_is_expected(void **state) {
+    (void)state;
+    static const char *const calls[] = {"MTLCreateSystemDefaultDevice",
+                                        "newCommandQueue",
+                                        "new",
+                                        "newLibraryWithSource:options:error:",
+                                        "newFunctionWithName:",
+                                        "newComputePipelineStateWithFunction:error:",
+                                        "newBufferWithLength:options:",
+                                        "commandBufferWithUnretainedReferences",
+                                        "computeCommandEncoderWithDispatchType:"};
+    struct backend_model *m;
+    lily_err err;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        uint32_t skip = 0;
+        for (;; skip += skip < 3 ? 1 : 9) {
+            metal_emu_inject_nil(calls[i], skip);
+            int rc = open_and_decode(&m, &err);
+            if (!metal_emu_nil_returned()) break;
+            if (rc != LILY_EBACKEND && rc != LILY_ENOMEM) fail_msg("%s: %d", calls[i], rc);
+            assert_non_null(strstr(err.msg, "found"));
+            assert_int_equal(metal_emu_live_objects(), 0);
+        }
+        printf("%s: up to call %u\n", calls[i], skip);
+        assert_true(skip > 0);
+        metal_emu_inject_nil("", UINT32_MAX);
+    }
+}
+
+/* A step that cannot be encoded leaves the one in flight as it is, and its session where it was. */
+static void a_refused_step_spares_the_one_in_flight(void **state) {
+    (void)state;
+    static const struct backend_sampling greedy = {.top_p = 1, .repetition = 1, .top_k = 1};
+    static const char *const calls[] = {"commandBufferWithUnretainedReferences",
+                                        "computeCommandEncoderWithDispatchType:"};
+    struct bench x = bench_open(&backend_metal, w, NULL);
+    struct decode_result r;
+    lily_err err;
+    bench_prefill(&x, ids, PROMPT, NULL);
+    int32_t first = bench_step(&x, 3, &greedy, 0, NULL).token;
+    int32_t second = bench_step(&x, -1, &greedy, 1, right).token;
+    for (size_t i = 0; i < 2; i++) {
+        struct decode_slot slot = {x.s, 3, NULL, &greedy, 0};
+        x.b->reset(x.s);
+        bench_prefill(&x, ids, PROMPT, NULL);
+        ok(x.b->decode_submit(x.m, &slot, 1, &err), &err);
+        slot.token = -1;
+        metal_emu_inject_nil(calls[i], 0);
+        expect(x.b->decode_submit(x.m, &slot, 1, &err), &err, "found no co");
+        assert_int_equal(x.b->position(x.s), PROMPT + 1);
+        ok(x.b->decode_wait(x.m, &r, 1, &err), &err);
+        assert_int_equal(r.token, first);
+        assert_int_equal(x.b->decode_wait(x.m, &r, 1, &err), LILY_EINVAL);
+        /* The step may be tried again. */
+        slot.logits = mine;
+        ok(x.b->decode_submit(x.m, &slot, 1, &err), &err);
+        ok(x.b->decode_wait(x.m, &r, 1, &err), &err);
+        assert_int_equal(r.token, second);
+        assert_memory_equal(right, mine, (size_t)w->shape->vocab * sizeof *mine);
+    }
+    bench_close(&x);
+}
+
+/* Of more slots than a command buffer takes, the last ones cannot be encoded: the first ones have
+ * run, and their sessions stand where they stood. */
+static void a_step_refused_in_the_middle(void **state) {
+    (void)state;
+    enum { SESSIONS = METAL_SLOTS + 1 };
+    struct backend_options o = {.threads = 1, .max_sessions = SESSIONS, .max_context = 64};
+    struct bench x = bench_open(&backend_metal, w, &o);
+    struct backend_session *s[SESSIONS] = {x.s};
+    struct decode_slot slots[SESSIONS];
+    struct decode_result r[SESSIONS];
+    lily_err err;
+    for (int32_t i = 0; i < SESSIONS; i++) {
+        if (i > 0) ok(x.b->session_new(x.m, 64, &s[i], &err), &err);
+        slots[i] = (struct decode_slot){.session = s[i], .token = 20 + i};
+    }
+    slots[1].logits = right;
+    ok(x.b->decode_submit(x.m, slots, SESSIONS, &err), &err);
+    ok(x.b->decode_wait(x.m, r, SESSIONS, &err), &err);
+    for (int32_t i = 0; i < SESSIONS; i++) x.b->reset(s[i]);
+    slots[1].logits = mine;
+    metal_emu_inject_nil("commandBufferWithUnretainedReferences", 1);
+    expect(x.b->decode_submit(x.m, slots, SESSIONS, &err), &err, "found no command buffer");
+    for (int32_t i = 0; i < SESSIONS; i++) assert_int_equal(x.b->position(s[i]), 0);
+    assert_int_equal(x.b->rewind(s[0], &err), LILY_EINVAL);
+    ok(x.b->decode_submit(x.m, slots, SESSIONS, &err), &err);
+    ok(x.b->decode_wait(x.m, r, SESSIONS, &err), &err);
+    assert_memory_equal(right, mine, (size_t)w->shape->vocab * sizeof *mine);
+    for (int32_t i = 1; i < SESSIONS; i++) x.b->session_free(s[i]);
+    bench_close(&x);
 }
 
 /* The same through the engine, whose own loop runs one step ahead: the request fails with the
@@ -248,6 +401,9 @@ int main(void) {
         cmocka_unit_test(a_pipeline_with_too_few_threads),
         cmocka_unit_test(a_spoilt_state),
         cmocka_unit_test(chunks_are_bounded_in_time),
+        cmocka_unit_test(nothing_where_an_object_is_expected),
+        cmocka_unit_test(a_refused_step_spares_the_one_in_flight),
+        cmocka_unit_test(a_step_refused_in_the_middle),
         cmocka_unit_test(the_engine_goes_on),
         cmocka_unit_test(wrong_weights_are_refused),
     };

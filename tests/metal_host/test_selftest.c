@@ -48,18 +48,18 @@ int __wrap_metal_source_library(const char *file, const struct shape *shape, str
     return rc;
 }
 
-void __real_metal_encode(const struct metal_device *d, const struct graph *g, int32_t from,
-                         int32_t to, const id *buffers, id command_buffer);
-void __wrap_metal_encode(const struct metal_device *d, const struct graph *g, int32_t from,
-                         int32_t to, const id *buffers, id command_buffer);
+int __real_metal_encode(const struct metal_device *d, const struct graph *g, int32_t from,
+                        int32_t to, const id *buffers, id command_buffer, lily_err *err);
+int __wrap_metal_encode(const struct metal_device *d, const struct graph *g, int32_t from,
+                        int32_t to, const id *buffers, id command_buffer, lily_err *err);
 
-void __wrap_metal_encode(const struct metal_device *d, const struct graph *g, int32_t from,
-                         int32_t to, const id *buffers, id command_buffer) {
+int __wrap_metal_encode(const struct metal_device *d, const struct graph *g, int32_t from,
+                        int32_t to, const id *buffers, id command_buffer, lily_err *err) {
     for (int32_t i = 0; i < g->dispatches && no_barrier; i++) {
         struct graph_dispatch *dispatch = &((struct graph *)(uintptr_t)g)->dispatch[i];
         if (dispatch->kernel == DECODE_HEAD) dispatch->barrier = 0;
     }
-    __real_metal_encode(d, g, from, to, buffers, command_buffer);
+    return __real_metal_encode(d, g, from, to, buffers, command_buffer, err);
 }
 
 /* ---- runs ------------------------------------------------------------------------------------ */

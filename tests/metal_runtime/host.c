@@ -21,7 +21,8 @@ static id new_pipeline(struct host *host, const char *name, id constants) {
 static id safe_options(NSUInteger version) {
     id options = mtl_new_compile_options();
     mtl_options_set_language_version(options, version);
-    if (objc_responds(options, "setMathMode:")) mtl_options_set_math_mode(options, MTLMathModeSafe);
+    mtl_options_set_math_mode(options, MTLMathModeSafe);
+    mtl_options_set_math_functions(options, MTLMathFloatingPointFunctionsPrecise);
     return options;
 }
 

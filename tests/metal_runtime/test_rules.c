@@ -203,6 +203,9 @@ static void compilation(void **state) {
     objc_release(mtl_new_library(host->device, ns_string("k"), options, &error));
     expect_findings(METAL_EMU_COMPILE_OPTIONS, 1);
     mtl_options_set_math_mode(options, MTLMathModeSafe);
+    objc_release(mtl_new_library(host->device, ns_string("k"), options, &error));
+    expect_findings(METAL_EMU_COMPILE_OPTIONS, 1); /* exp and the like are still the fast ones */
+    mtl_options_set_math_functions(options, MTLMathFloatingPointFunctionsPrecise);
     assert_null(mtl_new_library(host->device, ns_string("broken"), options, &error));
     assert_string_equal(ns_error_text(error), "line 1: broken");
     mtl_options_set_language_version(options, MTLLanguageVersion4_0);
@@ -233,6 +236,9 @@ static void profiles(void **state) {
     assert_false(mtl_device_supports_family(host->device, MTLGPUFamilyMetal4));
     assert_int_equal(mtl_device_allocated(host->device), 3 * BYTES);
     assert_null(metal_emu_profile("M0"));
+    id compile_options = mtl_new_compile_options();
+    assert_true(objc_responds(compile_options, "setMathMode:"));
+    objc_release(compile_options);
     struct metal_emu_options options = metal_emu_defaults();
     options.profile = *metal_emu_profile("M5 Max 128 GB");
     struct host *large = host_open(&options);
@@ -252,6 +258,7 @@ static const char *answer_of(const char *machine, const char *text) {
     id error = NULL, how = mtl_new_compile_options();
     mtl_options_set_language_version(how, MTLLanguageVersion4_0);
     mtl_options_set_math_mode(how, MTLMathModeSafe);
+    mtl_options_set_math_functions(how, MTLMathFloatingPointFunctionsPrecise);
     id library = mtl_new_library(other->device, ns_string(text), how, &error);
     if (!library) snprintf(answer, sizeof answer, "%s", ns_error_text(error));
     objc_release(how);

@@ -51,11 +51,3 @@ int metal_command_wait(struct metal_command *c, double *seconds, lily_err *err) 
     c->buffer = NULL;
     return rc;
 }
-
-int32_t metal_next_rows(int32_t rows, double seconds, double target, int32_t grid, int32_t most) {
-    double wish = seconds > 0 ? (double)rows * target / seconds : 2.0 * rows;
-    if (wish > 2.0 * rows) wish = 2.0 * rows;
-    if (wish > most) wish = most;
-    int32_t next = (int32_t)wish / grid * grid;
-    return next < grid ? grid : next;
-}

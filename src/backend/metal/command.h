@@ -23,9 +23,4 @@ void metal_command_commit(struct metal_command *c);
  * the queue is to be replaced (metal_device_new_queue) once all others were waited for. */
 int metal_command_wait(struct metal_command *c, double *seconds, lily_err *err);
 
-/* Rows of the next prompt chunk, so that its command buffer takes about `target` seconds: the
- * display's watchdog ends longer ones, and a cancelled request waits for the chunk in flight.
- * rows took seconds; the result is a multiple of grid within [grid, most] and at most doubles. */
-int32_t metal_next_rows(int32_t rows, double seconds, double target, int32_t grid, int32_t most);
-
 #endif

@@ -73,23 +73,43 @@ static int compile_error(const char *file, id error, lily_err *err) {
                file, text ? text : "no text");
 }
 
+/* Sums and comparisons mean what they say, and exp, sqrt and the like are the precise ones. Before
+ * macOS 15 one switch stands for both. */
+static void set_math(id options) {
+    if (!objc_responds(options, "setMathMode:")) {
+        mtl_options_set_fast_math(options, false);
+        return;
+    }
+    mtl_options_set_math_mode(options, MTLMathModeSafe);
+    if (objc_responds(options, "setMathFloatingPointFunctions:")) {
+        mtl_options_set_math_functions(options, MTLMathFloatingPointFunctionsPrecise);
+    }
+}
+
+static int compile_text(const struct metal_device *d, const char *file, const char *text,
+                        NSUInteger version, id *out, lily_err *err) {
+    id error = NULL, source = ns_string(text), options = mtl_new_compile_options();
+    int rc = LILY_OK;
+    if (!source || !options) { /* without options Metal would take its own, which are fast */
+        rc = ERR(err, LILY_EBACKEND,
+                 "%s: found no %s, expected an object of Foundation or Metal; restart the program, "
+                 "or use the cpu backend",
+                 file, source ? "compile options" : "text in UTF-8");
+    } else {
+        mtl_options_set_language_version(options, version);
+        set_math(options);
+        *out = mtl_new_library(d->device, source, options, &error);
+        if (!*out) rc = compile_error(file, error, err);
+    }
+    objc_release(options);
+    return rc;
+}
+
 int metal_device_library(const struct metal_device *d, const char *file, NSUInteger version,
                          const struct shape *shape, id *out, lily_err *err) {
     struct buf text = {0};
     int rc = metal_source_library(file, shape, &text, err);
-    id error = NULL, options = mtl_new_compile_options();
-    if (rc == LILY_OK) {
-        mtl_options_set_language_version(options, version);
-        /* Sums and comparisons are to mean what they say. */
-        if (objc_responds(options, "setMathMode:")) {
-            mtl_options_set_math_mode(options, MTLMathModeSafe);
-        } else {
-            mtl_options_set_fast_math(options, false);
-        }
-        *out = mtl_new_library(d->device, ns_string(text.data), options, &error);
-        if (!*out) rc = compile_error(file, error, err);
-    }
-    objc_release(options);
+    if (rc == LILY_OK) rc = compile_text(d, file, text.data, version, out, err);
     buf_free(&text);
     return rc;
 }

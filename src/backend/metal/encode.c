@@ -28,13 +28,32 @@ static void encode_dispatch(const struct metal_device *device, const struct grap
                  (MTLSize){d->threads[0], d->threads[1], d->threads[2]});
 }
 
-void metal_encode(const struct metal_device *d, const struct graph *g, int32_t from, int32_t to,
-                  const id *buffers, id command_buffer) {
+int metal_encode(const struct metal_device *d, const struct graph *g, int32_t from, int32_t to,
+                 const id *buffers, id command_buffer, lily_err *err) {
     id encoder = mtl_compute_encoder(command_buffer, MTLDispatchTypeConcurrent);
+    if (!encoder) {
+        return ERR(err, LILY_EBACKEND,
+                   "Metal: found no compute encoder, expected one; try again, and restart the "
+                   "program if that does not help");
+    }
     for (int32_t i = from; i < to; i++) {
         /* A new encoder orders what came before it by itself. */
         if (i > from) encode_barrier(g, &g->dispatch[i], buffers, encoder);
         encode_dispatch(d, g, &g->dispatch[i], buffers, encoder);
     }
     mtl_end_encoding(encoder);
+    return LILY_OK;
+}
+
+int metal_run(const struct metal_device *d, const char *label, const struct graph *g, int32_t from,
+              int32_t to, const id *buffers, double *seconds, lily_err *err) {
+    struct metal_command c;
+    *seconds = 0;
+    int rc = metal_command_begin(d, label, &c, err);
+    if (rc != LILY_OK) return rc;
+    rc = metal_encode(d, g, from, to, buffers, c.buffer, err);
+    /* An empty command buffer ends like any other. */
+    metal_command_commit(&c);
+    int ended = metal_command_wait(&c, seconds, rc == LILY_OK ? err : NULL);
+    return rc == LILY_OK ? ended : rc;
 }

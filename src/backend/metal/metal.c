@@ -6,11 +6,14 @@
 #include <string.h>
 
 #include "backend/metal/plan.h"
-#include "backend/metal/pressure.h"
 #include "backend/metal/selftest.h"
 #include "backend/metal/tensor.h"
 
-enum { FIRST_ROWS = 512, LEAST_ROWS = 256 };
+enum { LEAST_ROWS = 256 };
+
+/* Seconds of GPU time that a prompt chunk aims at: far below what the display's watchdog allows,
+ * and about as long as a person waits for a cancelled request without noticing. */
+static const double CHUNK_SECONDS = 0.4;
 
 static const double GIB = 1024.0 * 1024.0 * 1024.0;
 
@@ -136,8 +139,10 @@ static int count_token(struct backend_model *m, lily_err *err) {
 static int open_parts(struct backend_model *m, lily_err *err) {
     int32_t layers = m->w->layers;
     int rc = metal_device_open(&m->device, err);
+    if (rc == LILY_OK) rc = metal_pressure_begin(&m->pressure, err);
     if (rc == LILY_OK) rc = choose_layout(m, err);
     if (rc == LILY_OK) rc = new_flights(m, err);
+    if (rc == LILY_OK) metal_pace_new(&m->pace, &m->layout, CHUNK_SECONDS);
     if (rc == LILY_OK) {
         rc = layout_graph(&m->layout, prefill_most_dispatches(layers) + 2, &m->graph, err);
     }
@@ -148,7 +153,6 @@ static int open_parts(struct backend_model *m, lily_err *err) {
     }
     if (rc == LILY_OK) rc = metal_tensor_choose(m, err);
     if (rc == LILY_OK && m->options.trace) rc = metal_trace_new(m, err);
-    m->rows = m->layout.rows < FIRST_ROWS ? m->layout.rows : FIRST_ROWS;
     return rc;
 }
 
@@ -166,6 +170,7 @@ static void metal_close(struct backend_model *m) {
     }
     free(m->taken);
     metal_device_close(&m->device);
+    metal_pressure_end(m->pressure);
     objc_autoreleasePoolPop(pool);
     free(m);
 }
@@ -229,6 +234,10 @@ static void metal_stats(const struct backend_model *m, struct backend_stats *out
     snprintf(out->device, sizeof out->device, "%s", m->name);
 }
 
+static enum backend_pressure pressure_now(const struct backend_model *m) {
+    return metal_pressure_level(m->pressure);
+}
+
 const struct backend backend_metal = {
     .name = "metal",
     .probe = metal_probe,
@@ -254,7 +263,7 @@ const struct backend backend_metal = {
     .kv_export = metal_kv_export,
     .kv_import = metal_kv_import,
     .stats = metal_stats,
-    .pressure = metal_pressure,
+    .pressure = pressure_now,
     .plan = metal_plan,
     .selftest = metal_selftest,
 };

@@ -4,7 +4,8 @@
  *     graph.c          dispatches, exact bytes, barriers, stages
  *     tensors.c        where each weight lies          layout.c   which buffers exist
  *     decode_graph.c   one token                       prefill_graph.c  one chunk of a prompt
- *     plan.c           what they cost
+ *     plan.c           what they cost                  pace.c     rows of a chunk, from its work
+ *     kernels.c        the table of kernels            record.c   what the recorders share
  *   the device, where Metal is: the Objective-C runtime from C (objc.h, mtl.h)
  *     device.c         device, libraries, pipelines    source.c   their text
  *     buffers.c        memory, preflight               encode.c   a graph into an encoder
@@ -25,7 +26,9 @@
 #include "backend/metal/decode_graph.h"
 #include "backend/metal/device.h"
 #include "backend/metal/layout.h"
+#include "backend/metal/pace.h"
 #include "backend/metal/prefill_graph.h"
+#include "backend/metal/pressure.h"
 
 enum { METAL_FLIGHTS = 2, METAL_SLOTS = 8 };
 
@@ -36,11 +39,13 @@ struct metal_flight {
     int32_t commands;
     int32_t n;
     int32_t set; /* 0 or 1: which results and logits it writes */
+    bool spoilt; /* it follows a step that ended with an error */
     struct metal_flight_slot {
         struct backend_session *session;
         float *logits; /* where wait copies them, NULL: nowhere */
         bool sampled;
-    } * slot; /* [sessions] */
+        bool had_token; /* the session before */
+    } * slot;           /* [sessions] */
 };
 
 struct backend_model {
@@ -54,9 +59,10 @@ struct backend_model {
     int32_t flights;
     bool failed;      /* a step ended with an error: the queue goes once nothing is in flight */
     int32_t next_set; /* of the next flight */
-    int32_t rows;     /* of the next prompt chunk at most, see metal_next_rows */
-    int32_t sessions; /* open */
-    bool *taken;      /* [options.max_sessions] session slots */
+    struct metal_pace pace;
+    int32_t sessions;                /* open */
+    bool *taken;                     /* [options.max_sessions] session slots */
+    struct metal_pressure *pressure; /* what the system says of its memory */
     struct metal_trace_state *trace; /* NULL: nobody traces */
     int32_t trace_mark;              /* of the dispatches whose results are being reported */
     uint64_t token_bytes;            /* weights and state that a token reads at depth 0 */

@@ -18,6 +18,7 @@ enum { MTLDispatchTypeSerial = 0, MTLDispatchTypeConcurrent = 1 };
 enum { MTLBarrierScopeBuffers = 1 };
 enum { MTLResourceStorageModeShared = 0, MTLResourceStorageModePrivate = 2 << 4 };
 enum { MTLMathModeSafe = 0, MTLMathModeRelaxed = 1, MTLMathModeFast = 2 };
+enum { MTLMathFloatingPointFunctionsFast = 0, MTLMathFloatingPointFunctionsPrecise = 1 };
 enum { MTLLanguageVersion3_0 = 3 << 16, MTLLanguageVersion3_1 = (3 << 16) + 1 };
 enum { MTLLanguageVersion3_2 = (3 << 16) + 2, MTLLanguageVersion4_0 = 4 << 16 };
 enum {
@@ -142,6 +143,13 @@ static inline void mtl_options_set_language_version(id options, NSUInteger versi
 static inline void mtl_options_set_math_mode(id options, NSInteger mode) {
     OBJC_SELECTOR("setMathMode:");
     OBJC_SEND(void, NSInteger)(options, selector, mode);
+}
+
+/* macOS 15 and later: which exp, sin, sqrt ... a call without a namespace means; fast unless set.
+ */
+static inline void mtl_options_set_math_functions(id options, NSInteger functions) {
+    OBJC_SELECTOR("setMathFloatingPointFunctions:");
+    OBJC_SEND(void, NSInteger)(options, selector, functions);
 }
 
 static inline void mtl_options_set_fast_math(id options, bool enabled) {

@@ -7,10 +7,6 @@
 #include "backend/metal/encode.h"
 #include "backend/metal/metal.h"
 
-/* Seconds of GPU time that a prompt chunk aims at: far below what the display's watchdog allows,
- * and about as long as a person waits for a cancelled request without noticing. */
-static const double CHUNK_SECONDS = 0.4;
-
 /* ---- checks ---------------------------------------------------------------------------------- */
 
 static int check_token(const struct backend_session *s, int32_t token, lily_err *err) {
@@ -104,7 +100,8 @@ static struct decode_sampling_args sampling_args(const struct decode_slot *slot)
     };
 }
 
-/* Records and encodes one slot's token, and moves its session on. */
+/* Records and encodes one slot's token, and moves its session on; an error leaves it where it was.
+ */
 static int encode_slot(struct backend_model *m, const struct metal_flight *f,
                        const struct decode_slot *slot, lily_err *err) {
     struct backend_session *s = slot->session;
@@ -120,16 +117,17 @@ static int encode_slot(struct backend_model *m, const struct metal_flight *f,
     if (m->trace) {
         rc = metal_trace_run(m, &r.session, 1, false, f->set, err);
     } else {
-        metal_encode(&m->device, m->graph, 0, m->graph->dispatches, m->buffers.buffer,
-                     f->command[f->commands - 1].buffer);
+        rc = metal_encode(&m->device, m->graph, 0, m->graph->dispatches, m->buffers.buffer,
+                          f->command[f->commands - 1].buffer, err);
     }
+    if (rc != LILY_OK) return rc;
     s->position++;
     s->kv_rows = s->position; /* later rows, if any, belonged to another continuation */
     s->parity = 1 - s->parity;
     s->token_parity = 1 - s->token_parity;
     s->has_token = slot->sampling != NULL;
     s->can_rewind = true;
-    return rc;
+    return LILY_OK;
 }
 
 /* Opens the next command buffer and closes that of the slots so far. On an error that one stays
@@ -142,25 +140,58 @@ static int next_command(struct backend_model *m, struct metal_flight *f, lily_er
     return LILY_OK;
 }
 
+/* Waits for all command buffers of a step; the first error counts. */
+static int wait_flight(struct metal_flight *f, lily_err *err) {
+    int rc = LILY_OK;
+    double seconds;
+    for (int32_t i = 0; i < f->commands; i++) {
+        int one = metal_command_wait(&f->command[i], &seconds, rc == LILY_OK ? err : NULL);
+        if (rc == LILY_OK) rc = one;
+    }
+    return rc;
+}
+
+/* Ends a step of which only the first n slots could be encoded. Their command buffers may have run:
+ * they wrote the state of the other parity, so that the sessions stand where they stood, but cannot
+ * go back a token any more. */
+static void take_back(struct backend_model *m, struct metal_flight *f, int32_t n) {
+    lily_err ignored;
+    if (wait_flight(f, &ignored) != LILY_OK) after_error(m);
+    for (int32_t i = 0; i < n; i++) {
+        struct backend_session *s = f->slot[i].session;
+        s->kv_rows = --s->position;
+        s->parity = 1 - s->parity;
+        s->token_parity = 1 - s->token_parity;
+        s->has_token = f->slot[i].had_token;
+        s->can_rewind = false;
+    }
+}
+
 static int submit(struct backend_model *m, const struct decode_slot *slots, int32_t n,
                   lily_err *err) {
     struct metal_flight *f = &m->flight[m->flights];
+    int32_t encoded = 0;
     int rc = LILY_OK;
     f->n = n;
     f->commands = 0;
     f->set = m->next_set;
-    for (int32_t i = 0; i < n && rc == LILY_OK; i++) {
-        if (i % METAL_SLOTS == 0) rc = next_command(m, f, err);
-        if (rc != LILY_OK) break;
-        f->slot[i] = (struct metal_flight_slot){slots[i].session, slots[i].logits,
-                                                slots[i].sampling != NULL};
-        rc = encode_slot(m, f, &slots[i], err);
+    f->spoilt = m->failed;
+    while (encoded < n && rc == LILY_OK) {
+        const struct decode_slot *slot = &slots[encoded];
+        f->slot[encoded] = (struct metal_flight_slot){
+            slot->session, slot->logits, slot->sampling != NULL, slot->session->has_token};
+        if (encoded % METAL_SLOTS == 0) rc = next_command(m, f, err);
+        if (rc == LILY_OK) rc = encode_slot(m, f, slot, err);
+        encoded += rc == LILY_OK;
     }
     if (f->commands > 0) metal_command_commit(&f->command[f->commands - 1]);
+    if (rc != LILY_OK) {
+        take_back(m, f, encoded);
+        return rc;
+    }
     m->flights++;
     m->next_set = 1 - m->next_set;
-    if (rc != LILY_OK) metal_drain(m);
-    return rc;
+    return LILY_OK;
 }
 
 int metal_decode_submit(struct backend_model *m, const struct decode_slot *slots, int32_t n,
@@ -188,23 +219,11 @@ static struct decode_result read_result(const struct backend_model *m, const str
                                   .finite = result[1] != 0};
 }
 
-/* Waits for all command buffers of a step; the first error counts. */
-static int wait_flight(struct metal_flight *f, lily_err *err) {
-    int rc = LILY_OK;
-    double seconds;
-    for (int32_t i = 0; i < f->commands; i++) {
-        int one = metal_command_wait(&f->command[i], &seconds, rc == LILY_OK ? err : NULL);
-        if (rc == LILY_OK) rc = one;
-    }
-    return rc;
-}
-
 /* Ends the oldest step; results NULL: they are dropped. */
 static int end_oldest(struct backend_model *m, struct decode_result *results, lily_err *err) {
     struct metal_flight oldest = m->flight[0];
-    bool spoilt = m->failed;
     int rc = wait_flight(&oldest, err);
-    if (rc == LILY_OK && spoilt) {
+    if (rc == LILY_OK && oldest.spoilt) {
         rc = ERR(err, LILY_EBACKEND,
                  "Metal: found a step that followed one with an error of the GPU, expected none; "
                  "try again");
@@ -215,6 +234,7 @@ static int end_oldest(struct backend_model *m, struct decode_result *results, li
     m->flight[0] = m->flight[1];
     m->flight[1] = oldest;
     m->flights--;
+    for (int32_t i = 0; i < m->flights; i++) m->flight[i].spoilt |= rc != LILY_OK;
     if (rc != LILY_OK) after_error(m);
     return rc;
 }
@@ -246,17 +266,6 @@ static bool all_finite(const float *x, int32_t n) {
     return finite;
 }
 
-static int encode_and_wait(struct backend_model *m, double *seconds, lily_err *err) {
-    struct metal_command c;
-    int rc = metal_command_begin(&m->device, "prompt chunk", &c, err);
-    if (rc != LILY_OK) return rc;
-    metal_encode(&m->device, m->graph, 0, m->graph->dispatches, m->buffers.buffer, c.buffer);
-    metal_command_commit(&c);
-    rc = metal_command_wait(&c, seconds, err);
-    if (rc != LILY_OK) after_error(m);
-    return rc;
-}
-
 /* Runs the recorded graph of a prompt chunk and waits. An evaluation comes here for every row: a
  * pool of its own gives back each command buffer at once. */
 static int run(struct backend_model *m, const struct metal_view *view, int32_t rows,
@@ -265,7 +274,13 @@ static int run(struct backend_model *m, const struct metal_view *view, int32_t r
     int rc = graph_check(m->graph, err);
     if (rc != LILY_OK) return rc;
     void *pool = objc_autoreleasePoolPush();
-    rc = m->trace ? metal_trace_run(m, view, rows, true, 0, err) : encode_and_wait(m, seconds, err);
+    if (m->trace) {
+        rc = metal_trace_run(m, view, rows, true, 0, err);
+    } else {
+        rc = metal_run(&m->device, "prompt chunk", m->graph, 0, m->graph->dispatches,
+                       m->buffers.buffer, seconds, err);
+    }
+    if (rc != LILY_OK) after_error(m);
     objc_autoreleasePoolPop(pool);
     return rc;
 }
@@ -307,12 +322,10 @@ static int prefill_chunk(struct backend_session *s, const struct prefill_step *s
     if (last) record_logits(m, &r.session, n - 1);
     int rc = run(m, &r.session, n, &seconds, err);
     if (rc != LILY_OK) { /* it may have taken too long, and as it is would do so again */
-        m->rows = n < 2 * BACKEND_GRID ? BACKEND_GRID : n / 2 / BACKEND_GRID * BACKEND_GRID;
+        metal_pace_failed(&m->pace, n);
         return rc;
     }
-    if (n >= m->rows - BACKEND_GRID) { /* as long as may be: what it took tells */
-        m->rows = metal_next_rows(n, seconds, CHUNK_SECONDS, BACKEND_GRID, m->layout.rows);
-    }
+    metal_pace_took(&m->pace, n, s->position, seconds);
     s->position += n;
     s->kv_rows = s->position; /* later rows, if any, belonged to another continuation */
     s->parity = 1 - s->parity;
@@ -330,7 +343,14 @@ static int32_t smaller(int32_t a, int32_t b) {
     return a < b ? a : b;
 }
 
-/* One chunk, ending on the grid of state checkpoints unless the prompt ends before. */
+/* Rows of the next chunk: it ends on the grid of state checkpoints, or on a part of it, unless the
+ * prompt ends before. */
+static int32_t chunk_rows(const struct backend_session *s, int32_t wanted) {
+    int32_t rows = metal_pace_rows(&s->model->pace, s->position);
+    int32_t n = rows - s->position % smaller(rows, BACKEND_GRID);
+    return smaller(smaller(wanted, n), s->context - s->position);
+}
+
 int metal_prefill(struct backend_session *s, struct prefill_step *step, lily_err *err) {
     struct backend_model *m = s->model;
     step->done = 0;
@@ -341,8 +361,7 @@ int metal_prefill(struct backend_session *s, struct prefill_step *step, lily_err
         return ERR(err, LILY_EBUSY, "prefill: found a step in flight, expected none; wait for it");
     }
     int rc = check_room(s, err);
-    int32_t n = smaller(step->n, m->rows - s->position % BACKEND_GRID);
-    n = smaller(n, s->context - s->position);
+    int32_t n = chunk_rows(s, step->n);
     for (int32_t i = 0; i < n && rc == LILY_OK; i++) rc = check_token(s, step->ids[i], err);
     if (rc != LILY_OK) return rc;
     s->has_token = s->can_rewind = false;

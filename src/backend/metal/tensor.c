@@ -124,14 +124,10 @@ static double reference_gap(const struct backend_model *m, float *row) {
 }
 
 static int run_products(struct backend_model *m, lily_err *err) {
-    struct metal_command c;
     double seconds;
     fill_inputs(m);
-    int rc = metal_command_begin(&m->device, "tensor check", &c, err);
-    if (rc != LILY_OK) return rc;
-    metal_encode(&m->device, m->graph, 0, m->graph->dispatches, m->buffers.buffer, c.buffer);
-    metal_command_commit(&c);
-    return metal_command_wait(&c, &seconds, err);
+    return metal_run(&m->device, "tensor check", m->graph, 0, m->graph->dispatches,
+                     m->buffers.buffer, &seconds, err);
 }
 
 /* ---- the choice ------------------------------------------------------------------------------ */

@@ -297,26 +297,17 @@ static void logits_out(const struct reader *r, int32_t set) {
     report(r, STAGE_LOGITS, r->rows - 1, logits + (size_t)r->v->slot * vocab, r->s->vocab);
 }
 
-static int run_piece(struct backend_model *m, int32_t from, int32_t to, lily_err *err) {
-    struct metal_command c;
-    double seconds;
-    int rc = metal_command_begin(&m->device, "traced piece", &c, err);
-    if (rc != LILY_OK) return rc;
-    metal_encode(&m->device, m->graph, from, to, m->buffers.buffer, c.buffer);
-    metal_command_commit(&c);
-    return metal_command_wait(&c, &seconds, err);
-}
-
 int metal_trace_run(struct backend_model *m, const struct metal_view *view, int32_t rows,
                     bool prefill, int32_t result_set, lily_err *err) {
     const struct graph *g = m->graph;
+    double seconds;
     int rc = LILY_OK;
     for (int32_t from = 0, to; from < g->dispatches && rc == LILY_OK; from = to) {
         int32_t mark = g->dispatch[from].mark;
         for (to = from; to < g->dispatches && g->dispatch[to].mark == mark;) to++;
         struct reader r = {m, m->layout.shape, view, rows, prefill, trace_layer(mark)};
         m->trace_mark = mark;
-        rc = run_piece(m, from, to, err);
+        rc = metal_run(&m->device, "traced piece", g, from, to, m->buffers.buffer, &seconds, err);
         if (rc != LILY_OK) break;
         if (trace_what(mark) == TRACE_LOGITS) {
             logits_out(&r, result_set);

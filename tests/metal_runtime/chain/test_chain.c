@@ -57,6 +57,7 @@ static void layer_open(struct layer *layer) {
     layer->queue = mtl_new_queue(layer->device);
     mtl_options_set_language_version(options, MTLLanguageVersion3_1);
     mtl_options_set_math_mode(options, MTLMathModeSafe);
+    mtl_options_set_math_functions(options, MTLMathFloatingPointFunctionsPrecise);
     id library = mtl_new_library(layer->device, ns_string(text), options, &error);
     if (!library) fail_msg("%s", ns_error_text(error));
     free(text);

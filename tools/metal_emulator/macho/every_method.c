@@ -7,6 +7,7 @@ static id build(id device, id *error) {
     mtl_options_set_language_version(options, MTLLanguageVersion3_1);
     if (objc_responds(options, "setMathMode:")) {
         mtl_options_set_math_mode(options, MTLMathModeSafe);
+        mtl_options_set_math_functions(options, MTLMathFloatingPointFunctionsPrecise);
     } else {
         mtl_options_set_fast_math(options, false);
     }

@@ -9,6 +9,7 @@ static uint64_t working_set(void) {
 }
 
 id MTLCreateSystemDefaultDevice(void) {
+    if (emu_inject_nil("MTLCreateSystemDefaultDevice")) return NULL;
     emu_lock();
     if (emu_options.working_set == 0) emu_options.working_set = working_set();
     if (emu_options.max_buffer == 0) emu_options.max_buffer = working_set() / 4 * 3;

@@ -79,9 +79,12 @@ struct metal_emu_options {
     bool quiet;                  /* findings are kept but not printed */
     uint64_t seed;               /* order of unordered dispatches and of threads; 0: as recorded */
     double seconds_per_dispatch; /* emulated GPU time; 0: the time that execution really took */
-    double watchdog_seconds;     /* a longer command buffer fails with a timeout; 0: none */
-    uint32_t hang_ms;            /* how long a wait may rest on another thread of the host */
-    const char *cache_dir;       /* of the executor, may be NULL */
+    /* Emulated GPU time of a command buffer that has run; NULL: as above. */
+    double (*seconds)(void *arg, const char *label);
+    void *seconds_arg;
+    double watchdog_seconds; /* a longer command buffer fails with a timeout; 0: none */
+    uint32_t hang_ms;        /* how long a wait may rest on another thread of the host */
+    const char *cache_dir;   /* of the executor, may be NULL */
 };
 
 /* NULL when no profile has that name ("M1 8 GB", "M5 Max 128 GB", ...). */
@@ -111,6 +114,14 @@ enum { METAL_EMU_EXIT = 70 };
 /* Forgets findings, graphs and injected errors. */
 void metal_emu_reset(void);
 
+/* ---- The machine ---- */
+
+/* What the system says of its memory from now on: 1 normal, 2 a warning, 4 critical. Sources of
+ * the host are told, on a thread of the system's, before this returns. */
+void metal_emu_memory_pressure(int level);
+/* Memory-pressure sources that the host has not given back. */
+size_t metal_emu_live_sources(void);
+
 /* ---- Recorded graphs ---- */
 
 /* One graph for each command buffer that ended, oldest first. As JSON: label, status, encoders,
@@ -129,5 +140,10 @@ void metal_emu_inject(uint32_t skip, long error_code, uint32_t dispatches, bool 
 
 /* The next newBuffer... calls return nil after `skip` that succeed. */
 void metal_emu_inject_no_memory(uint32_t skip);
+
+/* The method of that name, or MTLCreateSystemDefaultDevice, returns nil once, after `skip` calls
+ * that succeed. metal_emu_nil_returned: it has done so. */
+void metal_emu_inject_nil(const char *name, uint32_t skip);
+bool metal_emu_nil_returned(void);
 
 #endif

@@ -21,6 +21,7 @@ static const char *const kind_names[] = {METAL_EMU_FINDINGS(KIND_NAME)};
 static const struct metal_emu_profile profiles[] = {
     {"M1 8 GB", 8, MTLGPUFamilyApple7, 1500},
     {"M1 16 GB", 16, MTLGPUFamilyApple7, 1500},
+    {"M1 Pro 32 GB, macOS 14", 32, MTLGPUFamilyApple7, 1400},
     {"M1 Max 64 GB", 64, MTLGPUFamilyApple7, 2602},
     {"M2 24 GB", 24, MTLGPUFamilyApple8, 1500},
     {"M3 Max 128 GB", 128, MTLGPUFamilyApple9, 1500},
@@ -59,6 +60,7 @@ void metal_emu_configure(const struct metal_emu_options *options) {
 __attribute__((destructor)) static void verdict(void) {
     emu_buffers_collect_writes();
     metal_emu_check_leaks();
+    if (metal_emu_live_sources() > 0) emu_find(METAL_EMU_LEAK, "a memory-pressure source");
     size_t total = 0;
     for (size_t i = 0; i < METAL_EMU_KINDS; i++) total += counts[i];
     if (total == 0) return;
@@ -129,5 +131,6 @@ void metal_emu_reset(void) {
     emu_graphs_forget();
     metal_emu_inject(UINT32_MAX, 0, 0, false);
     metal_emu_inject_no_memory(UINT32_MAX);
+    metal_emu_inject_nil("", UINT32_MAX);
     emu_unlock();
 }

@@ -200,7 +200,9 @@ static NSInteger run_encoder(struct emu_command_buffer *commands) {
 
 static void complete(struct emu_command_buffer *commands) {
     double took = now() - commands->start;
-    if (emu_options.seconds_per_dispatch > 0) {
+    if (emu_options.seconds) {
+        took = emu_options.seconds(emu_options.seconds_arg, commands->label ? commands->label : "");
+    } else if (emu_options.seconds_per_dispatch > 0) {
         took = emu_options.seconds_per_dispatch * commands->dispatches_run;
     }
     commands->end = commands->start + took;

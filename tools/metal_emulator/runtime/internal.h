@@ -254,6 +254,9 @@ void emu_queue_link(struct emu_queue *queue);
 void emu_queue_unlink(struct emu_queue *queue);
 bool emu_inject_memory(void);
 
+/* objc_runtime.c: whether this call is the one that shall return nil */
+bool emu_inject_nil(const char *name);
+
 /* hazard.c: commands first..last are one encoder, executed */
 void emu_hazards_check(const struct emu_command_buffer *commands, size_t first, size_t last);
 void emu_stages_assign(struct emu_command_buffer *commands);

@@ -9,7 +9,7 @@
 struct compile_options {
     struct objc_object object;
     NSUInteger version;
-    bool version_set, math_set, math_safe;
+    bool version_set, math_set, math_safe, precise;
 };
 
 static void set_error(id *error, NSInteger code, const char *text) {
@@ -36,8 +36,14 @@ static void options_set_math(id self, SEL selector, NSInteger mode) {
     ((struct compile_options *)self)->math_safe = mode == MTLMathModeSafe;
 }
 
+static void options_set_functions(id self, SEL selector, NSInteger functions) {
+    (void)selector;
+    ((struct compile_options *)self)->precise = functions == MTLMathFloatingPointFunctionsPrecise;
+}
+
 static void options_set_fast_math(id self, SEL selector, bool enabled) {
     options_set_math(self, selector, enabled ? MTLMathModeFast : MTLMathModeSafe);
+    ((struct compile_options *)self)->precise = !enabled;
 }
 
 static const struct emu_method options_class_methods[] = {
@@ -47,6 +53,7 @@ static const struct emu_method options_class_methods[] = {
 static const struct emu_method options_methods[] = {
     EMU_METHOD("setLanguageVersion:", options_set_version),
     EMU_METHOD("setMathMode:", options_set_math),
+    EMU_METHOD("setMathFloatingPointFunctions:", options_set_functions),
     EMU_METHOD("setFastMathEnabled:", options_set_fast_math),
     EMU_METHODS_END,
 };
@@ -123,6 +130,8 @@ id emu_device_new_library(id device, SEL selector, id source, id options, id *er
     }
     if (!chosen || !chosen->math_set || !chosen->math_safe) {
         emu_find(METAL_EMU_COMPILE_OPTIONS, "the math mode is not safe (the default is fast)");
+    } else if (!chosen->precise) {
+        emu_find(METAL_EMU_COMPILE_OPTIONS, "the math functions are not precise, but fast");
     }
     const char *refusal = refused_by_system(language_of(chosen), emu_text(source));
     if (refusal) {

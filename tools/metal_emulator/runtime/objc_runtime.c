@@ -100,7 +100,15 @@ static const struct emu_method object_methods[] = {
     EMU_METHODS_END,
 };
 
+/* Methods that older systems do not have. */
+static bool too_new(const char *name) {
+    return emu_options.profile.macos < 1500 &&
+           (strcmp(name, "setMathMode:") == 0 ||
+            strcmp(name, "setMathFloatingPointFunctions:") == 0);
+}
+
 static const struct emu_method *method_of(id receiver, const char *name) {
+    if (too_new(name)) return NULL;
     if (receiver->isa == &emu_metaclass) return find(((Class)receiver)->class_methods, name);
     const struct emu_method *method = find(receiver->isa->methods, name);
     return method ? method : find(object_methods, name);
@@ -109,6 +117,40 @@ static const struct emu_method *method_of(id receiver, const char *name) {
 static bool object_responds(id self, SEL selector, SEL asked) {
     (void)selector;
     return method_of(self, asked->name) != NULL;
+}
+
+/* ---- Injection ---- */
+
+static struct {
+    atomic_bool armed;
+    bool returned;
+    uint32_t skip;
+    char name[96];
+} nil;
+
+void metal_emu_inject_nil(const char *name, uint32_t skip) {
+    emu_lock();
+    snprintf(nil.name, sizeof nil.name, "%s", name);
+    nil.skip = skip;
+    nil.returned = false;
+    atomic_store(&nil.armed, skip != UINT32_MAX);
+    emu_unlock();
+}
+
+bool metal_emu_nil_returned(void) {
+    return nil.returned;
+}
+
+bool emu_inject_nil(const char *name) {
+    if (!atomic_load(&nil.armed)) return false;
+    emu_lock();
+    bool now = strcmp(name, nil.name) == 0 && nil.skip-- == 0;
+    if (now) {
+        nil.returned = true;
+        atomic_store(&nil.armed, false);
+    }
+    emu_unlock();
+    return now;
 }
 
 emu_imp emu_lookup(id receiver, SEL selector) {
@@ -122,7 +164,7 @@ emu_imp emu_lookup(id receiver, SEL selector) {
     if (!method) {
         emu_fatal("unknown selector %c[%s %s]", is_class ? '+' : '-', class_name, selector->name);
     }
-    return method->imp;
+    return emu_inject_nil(selector->name) ? emu_nil_method : method->imp;
 }
 
 /* ---- Reference counts ---- */
