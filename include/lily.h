@@ -245,7 +245,9 @@ typedef struct lily_plan_options {
     const int32_t *depths; /* [n_depths] tokens in the KV cache; n_depths 0: a few */
     size_t n_depths;
     const int32_t *tokens; /* [n_tokens] 1: a decoded token, more: a chunk; n_tokens 0: 1 */
-    size_t n_tokens;       /* both 0: a few depths, and a prompt chunk at depth 0 */
+    size_t n_tokens;
+    const int32_t *sessions; /* [n_sessions] that decode in one step; n_sessions 0: one */
+    size_t n_sessions;       /* nothing given: a few depths, and a prompt chunk at depth 0 */
 } lily_plan_options;
 /* A JSON document, malloc'd: kernels, stages, barriers, bytes, and the fraction of the least. */
 int lily_plan(const lily_plan_options *options, char **json, lily_err *err);

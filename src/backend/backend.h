@@ -86,8 +86,9 @@ struct decode_result {
 /* What one step costs by the backend's own recording of it, without a device (`lily plan`). */
 struct plan_query {
     int32_t layers;
-    int32_t depth;  /* tokens already in the KV cache */
-    int32_t tokens; /* 1: a decoded token; more: a prompt chunk of so many */
+    int32_t depth;    /* tokens already in the KV cache */
+    int32_t tokens;   /* 1: a decoded token; more: a prompt chunk of so many */
+    int32_t sessions; /* that decode in this step, each at that depth; 0: one */
 };
 struct backend_plan {
     int32_t kernels;  /* launches (CUDA: 1 for a persistent kernel) */

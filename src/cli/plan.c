@@ -8,7 +8,7 @@
 int cmd_plan(int argc, char **argv) {
     bool json = false;
     lily_plan_options o = {.shape = "qwen3.6-35b-a3b"};
-    struct int_list depths = {0}, tokens = {0};
+    struct int_list depths = {0}, tokens = {0}, sessions = {0};
     const struct option options[] = {
         OPT(NAME, "backend", 0, &o.backend, "NAME", "whose steps: metal, cuda"),
         OPT(NAME, "model-shape", 0, &o.shape, "NAME", "qwen3.6-35b-a3b or mini"),
@@ -19,6 +19,8 @@ int cmd_plan(int argc, char **argv) {
         OPT_RANGE(INTS, "tokens", &tokens, "LIST", 1, 1 << 24,
                   "1: a decoded token, more: a chunk of a prompt; without it 1, and without "
                   "--depth too a chunk of 512 at depth 0"),
+        OPT_RANGE(INTS, "sessions", &sessions, "LIST", 1, 1024,
+                  "sessions that decode a token each in one step, where a backend can (cuda)"),
         JSON_OPTION(&json),
     };
     const struct usage usage = {
@@ -37,6 +39,7 @@ int cmd_plan(int argc, char **argv) {
         return usage_error("plan", "--layers: found %d, expected a multiple of 4", (int)o.layers);
     o.depths = depths.items, o.n_depths = depths.n;
     o.tokens = tokens.items, o.n_tokens = tokens.n;
+    o.sessions = sessions.items, o.n_sessions = sessions.n;
     char *text;
     lily_err err = {0};
     if (lily_plan(&o, &text, &err)) return fail(&err);

@@ -7,6 +7,8 @@
 #include "base/buf.h"
 #include "model/least.h"
 
+enum { MOST_SESSIONS = 1024 }; /* as an engine may have */
+
 typedef int (*plan_fn)(const struct shape *shape, const struct plan_query *query,
                        struct backend_plan *out, lily_err *err);
 
@@ -85,19 +87,23 @@ static int choose_shape(const char *name, int32_t layers, const struct shape **o
 
 static json_t *step_json(const struct shape *s, const struct plan_query *q,
                          const struct backend_plan *p) {
-    struct least least = shape_least(s, q->layers, q->tokens);
+    struct least least = shape_least(s, q->layers, q->tokens * q->sessions);
     uint64_t unique = p->weight_bytes + p->state_bytes + p->kv_bytes;
-    uint64_t fewest = least.weight_bytes + least.state_bytes + least.conv_bytes +
-                      least.kv_bytes_token * (uint64_t)q->depth;
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:I}",
-                     "tokens", (int)q->tokens, "depth", (int)q->depth, "kernels", (int)p->kernels,
-                     "stages", (int)p->stages, "barriers", (int)p->barriers, "command_buffers",
-                     (int)p->command_buffers, "host_syncs", (int)p->host_syncs, "weight_bytes",
-                     (json_int_t)p->weight_bytes, "state_bytes", (json_int_t)p->state_bytes,
-                     "kv_bytes", (json_int_t)p->kv_bytes, "unique_bytes", (json_int_t)unique,
-                     "least_bytes", (json_int_t)fewest, "of_least", (double)unique / (double)fewest,
-                     "read_bytes", (json_int_t)p->read_bytes, "written_bytes",
-                     (json_int_t)p->written_bytes);
+    uint64_t own = least.state_bytes + least.conv_bytes + least.kv_bytes_token * (uint64_t)q->depth;
+    uint64_t fewest = least.weight_bytes + own * (uint64_t)q->sessions;
+    json_t *step = json_pack(
+        "{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:I}", "tokens",
+        (int)q->tokens, "depth", (int)q->depth, "kernels", (int)p->kernels, "stages",
+        (int)p->stages, "barriers", (int)p->barriers, "command_buffers", (int)p->command_buffers,
+        "host_syncs", (int)p->host_syncs, "weight_bytes", (json_int_t)p->weight_bytes,
+        "state_bytes", (json_int_t)p->state_bytes, "kv_bytes", (json_int_t)p->kv_bytes,
+        "unique_bytes", (json_int_t)unique, "least_bytes", (json_int_t)fewest, "of_least",
+        (double)unique / (double)fewest, "read_bytes", (json_int_t)p->read_bytes, "written_bytes",
+        (json_int_t)p->written_bytes);
+    if (step && q->sessions > 1) {
+        json_object_set_new(step, "sessions", json_integer(q->sessions));
+    }
+    return step;
 }
 
 /* Appends a step to the list. */
@@ -110,31 +116,40 @@ static int add_step(json_t *steps, plan_fn plan, const struct shape *s, const st
                    "context of %d",
                    q->tokens, q->depth, s->max_context);
     }
+    if (q->sessions < 1 || q->sessions > MOST_SESSIONS || (q->sessions > 1 && q->tokens > 1)) {
+        return ERR(
+            err, LILY_EINVAL,
+            "plan: found %d sessions of %d tokens, expected one, or up to %d that decode one "
+            "token each",
+            q->sessions, q->tokens, MOST_SESSIONS);
+    }
     int rc = plan(s, q, &p, err);
     if (rc) return rc;
     return json_array_append_new(steps, step_json(s, q, &p)) ? ERR_NOMEM(err, "plan") : 0;
 }
 
 /* A decoded token at each depth, then the prompt chunk: it starts at depth 0. What was asked for
- * instead: every number of tokens at every depth. */
+ * instead: every number of tokens in every number of sessions at every depth. */
 static int add_steps(json_t *steps, plan_fn plan, const struct shape *s, int32_t layers,
                      const lily_plan_options *o, lily_err *err) {
-    static const int32_t default_depths[] = {0, 4096, 32768, 131072}, one_token[] = {1};
+    static const int32_t default_depths[] = {0, 4096, 32768, 131072}, one[] = {1};
     enum { CHUNK = 512 };
     const int32_t *depths = o->n_depths ? o->depths : default_depths;
     size_t n_depths = o->n_depths ? o->n_depths : sizeof default_depths / sizeof *default_depths;
-    const int32_t *tokens = o->n_tokens ? o->tokens : one_token;
-    size_t n_tokens = o->n_tokens ? o->n_tokens : 1;
+    const int32_t *tokens = o->n_tokens ? o->tokens : one;
+    const int32_t *sessions = o->n_sessions ? o->sessions : one;
+    size_t n_tokens = o->n_tokens ? o->n_tokens : 1, n_sessions = o->n_sessions ? o->n_sessions : 1;
     int rc = 0;
-    for (size_t t = 0; t < n_tokens && !rc; t++) {
-        for (size_t d = 0; d < n_depths && !rc; d++) {
-            const struct plan_query q = {layers, depths[d], tokens[t]};
-            rc = add_step(steps, plan, s, &q, err);
-        }
+    for (size_t i = 0; i < n_tokens * n_sessions * n_depths && !rc; i++) {
+        const struct plan_query q = {.layers = layers,
+                                     .depth = depths[i % n_depths],
+                                     .tokens = tokens[i / n_depths / n_sessions],
+                                     .sessions = sessions[i / n_depths % n_sessions]};
+        rc = add_step(steps, plan, s, &q, err);
     }
-    const struct plan_query chunk = {layers, 0, CHUNK};
-    if (!rc && !o->n_tokens && !o->n_depths) rc = add_step(steps, plan, s, &chunk, err);
-    return rc;
+    const struct plan_query chunk = {.layers = layers, .tokens = CHUNK, .sessions = 1};
+    bool asked = o->n_tokens || o->n_depths || o->n_sessions;
+    return rc || asked ? rc : add_step(steps, plan, s, &chunk, err);
 }
 
 int engine_plan(const struct backend *const *all, const struct backend_planner *plans,

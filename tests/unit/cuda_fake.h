@@ -207,7 +207,7 @@ FAKE_FUNCTION(cuMemAlloc_v2, uint64_t *out, size_t bytes) {
     char *p = aligned_alloc(256, 256 + (bytes + 255) / 256 * 256);
     if (!p) abort();
     memcpy(p, &bytes, sizeof bytes);
-    memset(p + 256, 0xff, bytes);
+    memset(p + 256, 0, bytes);
     *out = (uint64_t)(uintptr_t)(p + 256);
     atomic_fetch_add(&card.taken, bytes);
     atomic_fetch_add(&card.live, 1);
@@ -295,7 +295,7 @@ static inline int fake_launch(void *f, void **arguments) {
     CALL();
     card.launches++;
     snprintf(card.kernel, sizeof card.kernel, "%s", (const char *)f);
-    if (strcmp(card.kernel, "candidates") == 0) memcpy(&card.mask, arguments[5], sizeof card.mask);
+    if (strcmp(card.kernel, "candidates") == 0) memcpy(&card.mask, arguments[3], sizeof card.mask);
     return 0;
 }
 FAKE_FUNCTION(cuLaunchKernel, void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,

@@ -282,6 +282,131 @@ static void prompts_without_their_kernels(void **state) {
     close_model(m);
 }
 
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+static struct backend_session *new_session(struct backend_model *m) {
+    struct backend_session *s;
+    lily_err err;
+    assert_int_equal(backend_cuda.session_new(m, 128, &s, &err), LILY_OK);
+    return s;
+}
+
+static void planned(struct plan_query q, long launches) {
+    struct backend_plan p;
+    lily_err err;
+    q.layers = weights->layers;
+    assert_int_equal(backend_cuda.plan(weights->shape, &q, &p, &err), LILY_OK);
+    assert_int_equal(p.kernels, launches);
+}
+
+/* What `lily plan` tells is what is launched. */
+static void steps_cost_what_is_planned(void **state) {
+    (void)state;
+    static const struct backend_options two = {.max_sessions = 2, .max_context = 128};
+    static const struct backend_sampling greedy = {.top_p = 1, .repetition = 1};
+    static const int32_t ids[] = {1, 2, 3, 4, 5};
+    float *logits = malloc((size_t)weights->shape->vocab * sizeof *logits);
+    lily_err err;
+    assert_non_null(logits);
+    card_reset();
+    struct backend_model *m = open_model(&two, LILY_OK, &err);
+    struct backend_session *s[2] = {new_session(m), new_session(m)};
+    struct prefill_step step = {.ids = ids, .n = 5, .logits = logits};
+    card.launches = 0;
+    assert_int_equal(backend_cuda.prefill(s[0], &step, &err), LILY_OK);
+    planned((struct plan_query){.tokens = 5}, card.launches);
+    for (int32_t n = 1; n <= 2; n++) {
+        struct decode_slot slots[2];
+        struct decode_result results[2];
+        for (int i = 0; i < 2; i++) {
+            slots[i] = (struct decode_slot){.session = s[i], .token = 7, .sampling = &greedy};
+        }
+        card.launches = 0;
+        assert_int_equal(backend_cuda.decode_submit(m, slots, n, &err), LILY_OK);
+        assert_int_equal(backend_cuda.decode_wait(m, results, n, &err), LILY_OK);
+        planned((struct plan_query){.depth = 5, .tokens = 1, .sessions = n}, card.launches);
+    }
+    free(logits);
+    for (int i = 0; i < 2; i++) backend_cuda.session_free(s[i]);
+    close_model(m);
+}
+
+/* Ids without a token are masked wherever they lie, as by the other backends. */
+static void holes_of_the_vocabulary(void **state) {
+    (void)state;
+    static const struct backend_sampling greedy = {.top_p = 1, .repetition = 1};
+    int32_t vocab = weights->shape->vocab, used = weights->vocab_used;
+    uint32_t *bits = malloc(((size_t)vocab + 31) / 32 * sizeof *bits), back;
+    struct backend_options o = {.max_sessions = 1, .max_context = 128, .sampled = bits};
+    lily_err err;
+    assert_non_null(bits);
+    card_reset();
+    for (int holes = 0; holes < 2; holes++) {
+        memset(bits, 0xff, ((size_t)vocab + 31) / 32 * sizeof *bits);
+        if (holes) bits[2] &= ~(1u << 5);
+        struct backend_model *m = open_model(&o, LILY_OK, &err);
+        struct backend_session *s = new_session(m);
+        struct decode_slot slot = {.session = s, .token = 7, .sampling = &greedy};
+        struct decode_result result;
+        card.mask = 0;
+        assert_int_equal(backend_cuda.decode_submit(m, &slot, 1, &err), LILY_OK);
+        assert_int_equal(backend_cuda.decode_wait(m, &result, 1, &err), LILY_OK);
+        assert_int_equal(m->sampled_below, used);
+        assert_string_equal(card.kernel, holes ? "pick" : "decode_step");
+        assert_int_equal(card.mask != 0, holes);
+        if (holes) {
+            memcpy(&back, (const char *)(uintptr_t)card.mask + 2 * sizeof back, sizeof back);
+            assert_int_equal(back, ~(1u << 5));
+        }
+        backend_cuda.session_free(s);
+        close_model(m);
+    }
+    free(bits);
+}
+
+/* Saved states take what the sessions to come leave; without one the engine reads more, no more. */
+static void states_leave_room_for_sessions(void **state) {
+    (void)state;
+    static const struct backend_options three = {.max_sessions = 3, .max_context = 128};
+    struct cuda_need need = need_of(&three);
+    struct backend_state *saved[64];
+    struct backend_session *s[3];
+    lily_err err;
+    int n = 0;
+    struct backend_model *m = open_model(&three, LILY_OK, &err);
+    s[0] = new_session(m);
+    size_t left = 2 * need.sessions / 3 + (64 << 20) + 3 * cuda_state_bytes(m);
+    card.memory = atomic_load(&card.taken) + left;
+    while (n < 64 && backend_cuda.state_new(m, &saved[n], &err) == LILY_OK) n++;
+    assert_int_equal(n, 3);
+    says(&err, LILY_ENOMEM, "are kept for 2 session(s) to come");
+    for (int i = 1; i < 3; i++) s[i] = new_session(m);
+    for (int i = 0; i < n; i++) backend_cuda.state_free(saved[i]);
+    for (int i = 0; i < 3; i++) backend_cuda.session_free(s[i]);
+    close_model(m);
+}
+
+/* An engine whose card has no memory for states answers as any other. */
+static void answers_without_saved_states(void **state) {
+    (void)state;
+    const lily_engine_options o = {.threads = 1, .context = 128};
+    const struct engine_parts parts = {.weights = weights, .backend = &backend_cuda};
+    static const int32_t ids[] = {1, 2, 3, 4, 5, 6};
+    struct cuda_need need = need_of(&one);
+    lily_engine *e;
+    lily_session *s;
+    lily_err err;
+    assert_int_equal(engine_assemble(&o, &parts, &e, &err), LILY_OK);
+    card.memory = atomic_load(&card.taken) + need.sessions; /* the driver took the rest */
+    assert_int_equal(lily_session_new(e, 0, &s, &err), LILY_OK);
+    for (int i = 0; i < 3; i++) {
+        if (lily_session_sync(s, ids, 6 - (size_t)i, &err)) fail_msg("%s", err.msg);
+    }
+    lily_session_free(s);
+    lily_engine_close(e);
+    assert_int_equal(atomic_load(&card.live), 0);
+}
+
 /* ---- failures -------------------------------------------------------------------------------- */
 
 /* Whichever call of the driver fails, once or from then on: either the model opens without what
@@ -327,6 +452,10 @@ int main(void) {
         cmocka_unit_test(prompts_take_fewer_rows),
         cmocka_unit_test(paths_that_cannot_be_had),
         cmocka_unit_test(prompts_without_their_kernels),
+        cmocka_unit_test(steps_cost_what_is_planned),
+        cmocka_unit_test(holes_of_the_vocabulary),
+        cmocka_unit_test(states_leave_room_for_sessions),
+        cmocka_unit_test(answers_without_saved_states),
         cmocka_unit_test(any_call_may_fail),
     };
     return cmocka_run_group_tests(tests, make_weights, free_weights);

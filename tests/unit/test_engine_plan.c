@@ -123,6 +123,27 @@ static void test_asked_steps(void **state) {
     json_decref(doc);
 }
 
+/* Several sessions in a step: each reads its own state and context, the weights are shared. */
+static void test_sessions(void **state) {
+    (void)state;
+    const int32_t depth = 100, sessions[] = {1, 3}, two = 2;
+    lily_plan_options o = {
+        .backend = "whole", .depths = &depth, .n_depths = 1, .sessions = sessions, .n_sessions = 2};
+    json_t *doc = plan(&o), *steps = json_object_get(doc, "steps");
+    const struct shape *s = &shape_qwen36_35b_a3b;
+    struct least least = shape_least(s, 40, 3);
+    assert_int_equal(json_array_size(steps), 2);
+    assert_null(json_object_get(json_array_get(steps, 0), "sessions"));
+    json_t *three = json_array_get(steps, 1);
+    assert_int_equal(number(three, "sessions"), 3);
+    assert_int_equal(number(three, "least_bytes"),
+                     least.weight_bytes +
+                         3 * (least.state_bytes + least.conv_bytes + 100 * least.kv_bytes_token));
+    json_decref(doc);
+    o.tokens = &two, o.n_tokens = 1;
+    refused(&o, "plan: found 3 sessions of 2 tokens, expected one, or up to");
+}
+
 static void test_which_backend(void **state) {
     (void)state;
     json_t *doc = plan(&(lily_plan_options){.backend = "half"});
@@ -187,8 +208,8 @@ static void test_least(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_default_steps), cmocka_unit_test(test_asked_steps),
-        cmocka_unit_test(test_which_backend), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_least),
+        cmocka_unit_test(test_sessions),      cmocka_unit_test(test_which_backend),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_least),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -58,14 +58,20 @@ static void layers_cost_alike(void **state) {
 
 static void impossible_questions_are_refused(void **state) {
     (void)state;
-    static const struct plan_query wrong[] = {
-        {40, 0, 0}, {40, 0, 2049}, {40, -1, 1}, {40, 262144, 1}, {42, 0, 1}, {0, 0, 1}, {44, 0, 1}};
+    static const struct plan_query wrong[] = {{40, 0, 0, 1},      {40, 0, 2049, 1}, {40, -1, 1, 1},
+                                              {40, 262144, 1, 1}, {42, 0, 1, 1},    {0, 0, 1, 1},
+                                              {44, 0, 1, 1}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         struct backend_plan p;
         lily_err err;
         assert_int_equal(metal_plan(real, &wrong[i], &p, &err), LILY_EINVAL);
         assert_non_null(strstr(err.msg, "expected 1 to 2048 tokens"));
     }
+    const struct plan_query two = {.layers = 40, .tokens = 1, .sessions = 2};
+    struct backend_plan p;
+    lily_err err;
+    assert_int_equal(metal_plan(real, &two, &p, &err), LILY_EINVAL);
+    assert_non_null(strstr(err.msg, "found 2 sessions in a step, expected one"));
 }
 
 /* ---- where weights lie ----------------------------------------------------------------------- */
@@ -147,6 +153,36 @@ static void a_packed_file_is_used_in_place(void **state) {
     unlink(path);
 }
 
+/* A stride that kernels could not take as it is, or that is none, is refused. Nothing is read at
+ * these addresses. */
+static void experts_too_far_apart_are_refused(void **state) {
+    (void)state;
+    static const uint64_t strides[] = {(uint64_t)5 << 30, (uint64_t)-4096, 1769480, 4096};
+    struct ckpt *c;
+    struct ckpt_options options = {0};
+    lily_err err;
+    ok(ckpt_load(NULL, &options, &c, &err), &err);
+    struct weights w = *ckpt_weights(c);
+    const struct layer_weights first = w.layer[0];
+    size_t experts = (size_t)w.shape->experts;
+    struct mat *gate = calloc(experts, sizeof *gate);
+    assert_non_null(gate);
+    memcpy(gate, first.moe.gate, experts * sizeof *gate);
+    struct layer_weights layer = first;
+    layer.moe.gate = gate;
+    w.layer = &layer;
+    w.layers = 1;
+    for (size_t i = 0; i < sizeof strides / sizeof *strides; i++) {
+        struct metal_tensors t;
+        gate[1].data = (const uint8_t *)((uintptr_t)gate[0].data + (uintptr_t)strides[i]);
+        assert_int_equal(tensors_place(w.shape, w.layers, &w, true, UINT64_MAX, 0, &t, &err),
+                         LILY_EMODEL);
+        if (!strstr(err.msg, "bytes apart, expected a multiple of 16")) fail_msg("%s", err.msg);
+    }
+    free(gate);
+    ckpt_free(c);
+}
+
 /* All that a session and a step take, at the real shape: nothing as large as weights in bf16. */
 static void no_buffer_could_hold_dequantised_weights(void **state) {
     (void)state;
@@ -169,6 +205,7 @@ int main(void) {
         cmocka_unit_test(impossible_questions_are_refused),
         cmocka_unit_test(every_matrix_lies_in_one_window),
         cmocka_unit_test(a_packed_file_is_used_in_place),
+        cmocka_unit_test(experts_too_far_apart_are_refused),
         cmocka_unit_test(no_buffer_could_hold_dequantised_weights),
     };
     return cmocka_run_group_tests_name("metal plan", tests, NULL, NULL);

@@ -156,6 +156,7 @@ size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struc
     x->logits = carve(base, &used, head * (size_t)s->vocab, f);
     x->finite = carve(base, &used, slots + 1, n);
     x->sampling = carve(base, &used, slots * 64 * BACKEND_TOP_K, 2 * n);
+    x->sampled = carve(base, &used, ((size_t)s->vocab + 31) / 32, sizeof(uint32_t));
     x->block = base;
     return x->bytes = used;
 }
@@ -215,13 +216,32 @@ static int preflight(struct backend_model *m, lily_err *err) {
                           "this GPU");
 }
 
-static int allocate(struct backend_model *m, lily_err *err) {
+/* Which ids may be sampled: nearly always all below a limit, which kernels test for at no cost. */
+static int place_sampled(struct backend_model *m, lily_err *err) {
+    size_t n = ((size_t)model_shape(m)->vocab + 31) / 32;
+    uint32_t *bits = malloc(n * sizeof *bits);
+    if (!bits) return ERR_NOMEM(err, "CUDA sampling");
+    backend_sampled(m->w, &m->options, bits);
+    int32_t last = model_shape(m)->vocab - 1;
+    while (last >= 0 && !(bits[last / 32] >> last % 32 & 1)) last--;
+    m->sampled_below = last + 1;
+    m->has_holes = false;
+    for (int32_t i = 0; i < last; i++) m->has_holes |= !(bits[i / 32] >> i % 32 & 1);
+    CUresult r = m->d->to_device(m->x.sampled, bits, n * sizeof *bits, m->stream);
+    if (r == 0) r = m->d->stream_wait(m->stream);
+    free(bits);
+    return cuda_check(m->d, r, "sampling", err);
+}
+
+int cuda_allocate(struct backend_model *m, lily_err *err) {
     CUdeviceptr block;
     size_t bytes = cuda_place_scratch(m, 0, &m->x);
     m->x.block = 0;
     int rc = cuda_memory(m, bytes, "scratch", &block, err);
     if (rc != LILY_OK) return rc;
     cuda_place_scratch(m, block, &m->x);
+    rc = place_sampled(m, err);
+    if (rc != LILY_OK) return rc;
     if (m->options.trace) {
         m->trace_rows = malloc((size_t)model_shape(m)->vocab * sizeof(float));
         if (!m->trace_rows) return ERR_NOMEM(err, "CUDA trace");
@@ -247,7 +267,7 @@ static void close_device(struct backend_model *m) {
     d->context_release(m->device);
 }
 
-static void cuda_close(struct backend_model *m) {
+void cuda_close(struct backend_model *m) {
     if (!m) return;
     if (m->context) close_device(m);
     free(m->trace_rows);
@@ -289,7 +309,7 @@ static int open_on(struct backend_model *m, lily_err *err) {
         rc = cuda_modules_load(m->d, model_shape(m), m->capability, &m->modules, err);
     }
     if (rc == LILY_OK) rc = cuda_portable_open(m, err);
-    if (rc == LILY_OK) rc = allocate(m, err); /* before the upload, which takes longest */
+    if (rc == LILY_OK) rc = cuda_allocate(m, err); /* before the upload, which takes longest */
     if (rc == LILY_OK) rc = cuda_upload(m, err);
     return rc == LILY_OK ? cuda_open_kernels(m, err) : rc;
 }
@@ -347,9 +367,9 @@ static void cuda_probe(struct backend_probe *out) {
 }
 
 static void cuda_stats(const struct backend_model *m, struct backend_stats *out) {
-    struct plan_query query = {.layers = m->w->layers, .tokens = 1};
+    const struct plan_query token = {.layers = m->w->layers, .tokens = 1};
     struct backend_plan plan = {0};
-    cuda_plan(model_shape(m), &query, &plan, NULL);
+    cuda_step_bytes(m, &token, 1, &plan);
     *out = (struct backend_stats){
         .weight_bytes = m->dw.bytes,
         .session_bytes = cuda_session_bytes(m, m->options.max_context),

@@ -14,6 +14,7 @@
  *   portable.c  a decode step through the portable kernels
  *   batch.c     a decode step of 2 to 64 slots
  *   decode.c    a decode step as one persistent kernel (sm_90a)
+ *   record.c    a driver that counts what a step would queue
  *   plan.c      what a step costs
  *   kernels/    device.h: what host and kernels share; portable_*.cu: any card from 8.0; the others
  *               are for sm_90a
@@ -72,6 +73,7 @@ struct cuda_scratch {
     CUdeviceptr logits;    /* float [max(max_sessions, CUDA_HEAD_ROWS)][V] */
     CUdeviceptr finite; /* int32 [max_sessions + 1]: 0 after a NaN or infinity; last: of a prompt */
     CUdeviceptr sampling; /* candidates of the device's sampling, see portable_sample.cu */
+    CUdeviceptr sampled;  /* uint32 [(V + 31) / 32] bits of the ids that may be sampled */
     CUdeviceptr block;
     size_t bytes;
 };
@@ -119,10 +121,6 @@ struct cuda_path {
      * results_device and, for slots that want them, rows of x.logits [slot][V]. Sampled tokens go
      * to each slot's token too. */
     int (*queue)(struct backend_model *m, struct cuda_step *step, lily_err *err);
-    /* Sets kernels, stages and barriers of one decoded token without a device; NULL: the launches
-     * of the portable kernels are counted. */
-    void (*plan)(const struct shape *shape, const struct plan_query *query,
-                 struct backend_plan *out);
 };
 extern const struct cuda_path *const cuda_paths[]; /* ended by NULL; the portable path is last */
 extern const struct cuda_path cuda_path_portable;
@@ -141,9 +139,11 @@ struct backend_model {
     int32_t processors;   /* multiprocessors */
     int32_t shared_limit; /* bytes of shared memory one block may use */
     int32_t attention_layers, gdn_layers;
-    int32_t rows;       /* R: most rows of a step */
-    int32_t proj_width; /* rows of the taller of qkvz and qkv */
-    int32_t sessions;   /* open now */
+    int32_t rows;          /* R: most rows of a step */
+    int32_t proj_width;    /* rows of the taller of qkvz and qkv */
+    int32_t sessions;      /* open now */
+    int32_t sampled_below; /* ids from here on are never sampled; */
+    bool has_holes;        /* and some before it are not: those that x.sampled says */
     struct cuda_weights dw;
     struct cuda_scratch x;
     struct cuda_modules *modules;                  /* module.c */
@@ -204,10 +204,16 @@ int cuda_memory(const struct backend_model *m, size_t bytes, const char *what, C
 /* Host memory that copies run beside, the caller's to free with m->d->host_free. */
 int cuda_pinned(const struct backend_model *m, size_t bytes, void **out, lily_err *err);
 
+/* cuda.c: scratch and what steps need, by the sizes of m; cuda_close frees a model in any state. */
+int cuda_allocate(struct backend_model *m, lily_err *err);
+void cuda_close(struct backend_model *m);
+
 /* module.c. The kernels embedded for a shape: one module per kernel file. */
 int cuda_modules_load(const struct cuda_driver *d, const struct shape *shape, int32_t capability,
                       struct cuda_modules **out, lily_err *err);
 void cuda_modules_free(const struct cuda_driver *d, struct cuda_modules *modules);
+/* Every kernel there could be, for a driver that loads none. */
+int cuda_modules_any(struct cuda_modules **out, lily_err *err);
 bool cuda_kernels_embedded(const char *shape); /* for a shape's name; NULL: for any */
 /* A kernel by its file ("portable_gemm") and name, with room for `shared` bytes of dynamic shared
  * memory. */
@@ -327,7 +333,30 @@ int cuda_kv_import(struct backend_session *s, int32_t from, int32_t n, const voi
 int cuda_sample_begin(struct backend_session *s, const int32_t *prompt, int32_t n, lily_err *err);
 int cuda_rewind(struct backend_session *s, lily_err *err);
 
-/* plan.c */
+/* record.c. Device memory is addresses alone and kernels do not run; on one thread at a time. */
+struct cuda_record {
+    int32_t launches, waits;  /* kernels queued; times the host waited */
+    int32_t attention_blocks; /* of rows, each of which reads the context, in a prompt */
+    uint32_t arrivals;        /* at the grid's barrier, in the last persistent step but one */
+    uint32_t arrived;
+    CUdeviceptr next; /* address to be given out */
+    size_t refuse;    /* 0, or: an allocation of so many bytes fails */
+};
+void cuda_record_begin(struct cuda_record *r, struct cuda_driver *d); /* both outlive what uses d */
+void cuda_record_end(void);
+
+/* plan.c: weights of the published widths without values, and a model of them that is opened on d
+ * as on an H200 but for the upload; *out is the caller's to close, also after an error. */
+int cuda_sized_weights(const struct shape *s, int32_t layers, struct weights *out, lily_err *err);
+void cuda_sized_weights_free(struct weights *w);
+int cuda_open_recorded(const struct weights *w, const struct backend_options *options,
+                       const struct cuda_driver *d, struct backend_model **out, lily_err *err);
+/* Adds to p the bytes of a step by how m's weights lie: those of weights, state, and keys and
+ * values once each; read_bytes and written_bytes with what the stages hand to each other, and keys
+ * and values as often as there are passes over them. Experts: as many as are expected to be chosen.
+ */
+void cuda_step_bytes(const struct backend_model *m, const struct plan_query *q, int32_t passes,
+                     struct backend_plan *p);
 int cuda_plan(const struct shape *shape, const struct plan_query *query, struct backend_plan *out,
               lily_err *err);
 

@@ -110,7 +110,7 @@ static int fill(struct backend_model *m, lily_err *err) {
     a->finite = m->x.finite;
     a->logits = m->x.logits;
     a->n_layers = m->w->layers;
-    a->vocab_used = m->w->vocab_used;
+    a->vocab_used = m->sampled_below;
     x->per_step = (uint32_t)(4 * m->gdn_layers + 5 * m->attention_layers) * (uint32_t)m->processors;
     return cuda_check(m->d, r, "decode step", err);
 }
@@ -144,10 +144,11 @@ static bool takes(const struct backend_model *m, const struct cuda_step *step) {
     return step->n == 1 && !m->options.trace;
 }
 
-/* The largest logit is the pick, and no one needs the counts: the kernel has done it. */
-static bool is_argmax(const struct cuda_slot *slot) {
-    return slot->temperature < 1e-5f && slot->repetition == 1 && slot->frequency == 0 &&
-           slot->presence == 0;
+/* The largest logit is the pick, and no one needs the counts: the kernel has done it, where every
+ * id below a limit may be sampled. */
+static bool is_argmax(const struct backend_model *m, const struct cuda_slot *slot) {
+    return !m->has_holes && slot->temperature < 1e-5f && slot->repetition == 1 &&
+           slot->frequency == 0 && slot->presence == 0;
 }
 
 static int queue(struct backend_model *m, struct cuda_step *step, lily_err *err) {
@@ -155,7 +156,7 @@ static int queue(struct backend_model *m, struct cuda_step *step, lily_err *err)
     const struct cuda_slot *slot = &step->slots[0];
     x->args.slot = step->slots_device;
     x->args.result = step->results_device;
-    x->args.pick = slot->sample && is_argmax(slot);
+    x->args.pick = slot->sample && is_argmax(m, slot);
     void *arguments[] = {&x->args};
     int rc = cuda_launch(m, x->step, (unsigned)m->processors, 1, 1, DECODE_THREADS, DECODE_SHARED,
                          arguments, err);
@@ -165,17 +166,8 @@ static int queue(struct backend_model *m, struct cuda_step *step, lily_err *err)
     return cuda_run_sampling(m, step->slots_device, 1, true, step->results_device, err);
 }
 
-static void plan(const struct shape *shape, const struct plan_query *query,
-                 struct backend_plan *out) {
-    int32_t attention = shape_attention_layers(shape, query->layers);
-    out->kernels = 1;
-    out->barriers = 4 * (query->layers - attention) + 5 * attention;
-    out->stages = out->barriers + 1;
-}
-
 const struct cuda_path cuda_path_decode = {.name = "persistent sm_90a",
                                            .open = open_decode,
                                            .close = close_decode,
                                            .takes = takes,
-                                           .queue = queue,
-                                           .plan = plan};
+                                           .queue = queue};

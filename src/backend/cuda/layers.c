@@ -466,13 +466,14 @@ int cuda_run_sampling(struct backend_model *m, CUdeviceptr slots, int32_t n, boo
                       CUdeviceptr results, lily_err *err) {
     const struct cuda_portable *k = m->portable;
     struct cuda_scratch *x = &m->x;
-    int32_t used = m->w->vocab_used;
+    int32_t used = m->sampled_below;
+    CUdeviceptr sampled = m->has_holes ? x->sampled : 0;
     int rc = LILY_OK;
     if (head) {
         rc = launch(m, k->count_inputs, blocks(n, 32), 1, 1, 32, 0, ARGS(&slots, &n), err);
         if (rc == LILY_OK) {
             rc = launch(m, k->candidates, 64, (unsigned)n, 1, 256, 0,
-                        ARGS(&x->logits, &slots, &used, &x->sampling, &x->finite), err);
+                        ARGS(&x->logits, &slots, &used, &sampled, &x->sampling, &x->finite), err);
         }
     }
     if (rc != LILY_OK) return rc;

@@ -22,6 +22,7 @@ struct cuda_modules {
         CUmodule module;
     } list[MAX_MODULES];
     int32_t n;
+    bool any; /* the driver finds kernels without a module */
 };
 
 bool cuda_kernels_embedded(const char *shape) {
@@ -67,6 +68,13 @@ int cuda_modules_load(const struct cuda_driver *d, const struct shape *shape, in
     return LILY_OK;
 }
 
+int cuda_modules_any(struct cuda_modules **out, lily_err *err) {
+    *out = calloc(1, sizeof **out);
+    if (!*out) return ERR_NOMEM(err, "CUDA kernels");
+    (*out)->any = true;
+    return LILY_OK;
+}
+
 void cuda_modules_free(const struct cuda_driver *d, struct cuda_modules *modules) {
     if (!modules) return;
     for (int32_t i = 0; i < modules->n; i++) d->module_unload(modules->list[i].module);
@@ -75,6 +83,7 @@ void cuda_modules_free(const struct cuda_driver *d, struct cuda_modules *modules
 
 int cuda_function(const struct cuda_driver *d, const struct cuda_modules *modules, const char *file,
                   const char *kernel, size_t shared, CUfunction *out, lily_err *err) {
+    if (modules->any) return cuda_check(d, d->module_function(out, NULL, kernel), kernel, err);
     for (int32_t i = 0; i < modules->n; i++) {
         if (strcmp(modules->list[i].file, file) != 0) continue;
         int rc =

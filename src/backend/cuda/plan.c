@@ -1,54 +1,110 @@
-/* What a step costs, without a device: the layers are run against a driver that only counts, so
- * that the numbers of launches are those of the code that runs; bytes follow from shape and rows,
- * with every 4-bit matrix 4 bits and every router 8 bits wide, as in the published checkpoint. */
+/* What a step costs, without a device or a checkpoint: a model of the published widths (4 bits,
+ * router and shared gate 8) is opened on a driver that only counts (record.c), and takes the step.
+ * Launches, barriers and waits are therefore those of the code that runs on a 9.0 with 132
+ * multiprocessors; bytes of weights follow from how the matrices lie there. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/kernels/tile.h"
 
-/* ---- a driver that counts -------------------------------------------------------------------- */
+/* ---- a model without values ------------------------------------------------------------------ */
 
-static _Thread_local struct backend_plan *counting;
-
-static CUresult count_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                             unsigned by, unsigned bz, unsigned shared, CUstream stream,
-                             void **parameters, void **extra) {
-    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz;
-    (void)shared, (void)stream, (void)parameters, (void)extra;
-    counting->kernels++;
-    return 0;
+static struct mat sized(int32_t rows, int32_t cols, int32_t bits) {
+    return (struct mat){.rows = rows, .cols = cols, .bits = bits};
 }
 
-static struct cuda_mat matrix(int32_t rows, int32_t cols, int32_t bits) {
-    return (struct cuda_mat){.rows = rows, .cols = cols, .bits = bits};
+/* experts: [2 E], the first half those that read the residual stream. */
+static void size_layer(const struct shape *s, struct layer_weights *l, const struct mat *experts) {
+    int32_t h = s->hidden, e = s->experts;
+    l->attention = (struct attention_weights){.q_proj = sized(2 * s->q_dim, h, 4),
+                                              .k_proj = sized(s->kv_dim, h, 4),
+                                              .v_proj = sized(s->kv_dim, h, 4),
+                                              .o_proj = sized(h, s->q_dim, 4)};
+    l->deltanet = (struct deltanet_weights){.in_proj_qkv = sized(s->conv_dim, h, 4),
+                                            .in_proj_z = sized(s->gdn_v_dim, h, 4),
+                                            .in_proj_b = sized(s->gdn_v_heads, h, 4),
+                                            .in_proj_a = sized(s->gdn_v_heads, h, 4),
+                                            .out_proj = sized(h, s->gdn_v_dim, 4)};
+    l->moe = (struct moe_weights){.router = sized(e, h, 8),
+                                  .gate = experts,
+                                  .up = experts,
+                                  .down = experts + e,
+                                  .shared_gate_proj = sized(s->shared_width, h, 4),
+                                  .shared_up_proj = sized(s->shared_width, h, 4),
+                                  .shared_down_proj = sized(h, s->shared_width, 4),
+                                  .shared_gate = sized(1, h, 8)};
 }
 
-static struct cuda_layer layer_of(const struct shape *s, int32_t l) {
-    int32_t h = s->hidden, inner = s->expert_width, shared = s->shared_width, e = s->experts;
-    struct cuda_layer out = {.router = matrix(e + 1, h, 8),
-                             .gate = matrix(e * inner, h, 4),
-                             .up = matrix(e * inner, h, 4),
-                             .down = matrix(e * h, inner, 4),
-                             .shared_gate = matrix(shared, h, 4),
-                             .shared_up = matrix(shared, h, 4),
-                             .shared_down = matrix(h, shared, 4)};
-    if (shape_is_attention(s, l)) {
-        out.qkv = matrix(2 * s->q_dim + 2 * s->kv_dim, h, 4);
-        out.o = matrix(h, s->q_dim, 4);
-    } else {
-        out.qkvz = matrix(s->conv_dim + s->gdn_v_dim, h, 4);
-        out.ba = matrix(2 * s->gdn_v_heads, h, 4);
-        out.out = matrix(h, s->gdn_v_dim, 4);
+int cuda_sized_weights(const struct shape *s, int32_t layers, struct weights *out, lily_err *err) {
+    size_t e = (size_t)s->experts;
+    struct mat *experts = calloc(2 * e, sizeof *experts);
+    struct layer_weights *layer = calloc((size_t)layers, sizeof *layer);
+    if (!experts || !layer) {
+        free(experts);
+        free(layer);
+        return ERR_NOMEM(err, "plan");
     }
-    return out;
+    for (size_t i = 0; i < e; i++) {
+        experts[i] = sized(s->expert_width, s->hidden, 4);
+        experts[e + i] = sized(s->hidden, s->expert_width, 4);
+    }
+    for (int32_t l = 0; l < layers; l++) size_layer(s, &layer[l], experts);
+    *out = (struct weights){.shape = s,
+                            .layers = layers,
+                            .embed = sized(s->vocab, s->hidden, 4),
+                            .lm_head = sized(s->vocab, s->hidden, 4),
+                            .vocab_used = s->vocab,
+                            .layer = layer};
+    return LILY_OK;
+}
+
+void cuda_sized_weights_free(struct weights *w) {
+    if (w->layer) free((struct mat *)w->layer[0].moe.gate);
+    free(w->layer);
+}
+
+/* Everything but the upload, as cuda_open does it on an H200. */
+int cuda_open_recorded(const struct weights *w, const struct backend_options *options,
+                       const struct cuda_driver *d, struct backend_model **out, lily_err *err) {
+    struct backend_model *m = calloc(1, sizeof *m);
+    *out = m;
+    if (!m) return ERR_NOMEM(err, "plan");
+    m->w = w;
+    m->d = d;
+    m->options = *options;
+    m->capability = 90;
+    m->processors = 132;
+    m->shared_limit = 227 * 1024;
+    cuda_set_sizes(m);
+    int rc = cuda_check(d, d->context_retain(&m->context, 0), "plan", err);
+    if (rc == LILY_OK) rc = cuda_weights_plan(m, err);
+    if (rc == LILY_OK) rc = cuda_modules_any(&m->modules, err);
+    if (rc == LILY_OK) rc = cuda_portable_open(m, err);
+    if (rc == LILY_OK) rc = cuda_allocate(m, err);
+    return rc == LILY_OK ? cuda_open_kernels(m, err) : rc;
 }
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
+/* As it lies in device memory, rows missing in a last tile included. */
 static uint64_t mat_bytes(struct cuda_mat m) {
-    uint64_t values = (uint64_t)m.rows * (uint64_t)m.cols;
-    return values * (uint64_t)m.bits / 8 + values / 64 * 4;
+    uint64_t rows = (uint64_t)m.rows, cols = (uint64_t)m.cols;
+    switch ((enum cuda_layout)m.layout) {
+    case CUDA_WIDE:
+        return (rows + TILE_WIDE_ROWS - 1) / TILE_WIDE_ROWS * (cols / TILE_WIDE_COLS) *
+               TILE_WIDE_BYTES;
+    case CUDA_DOWN:
+        return (rows + TILE_DOWN_ROWS - 1) / TILE_DOWN_ROWS * (cols / TILE_DOWN_COLS) *
+               TILE_DOWN_BYTES;
+    case CUDA_BYTE:
+        return (rows + TILE_BYTE_ROWS - 1) / TILE_BYTE_ROWS * (cols / TILE_BYTE_COLS) *
+               TILE_BYTE_BYTES;
+    case CUDA_PLANAR:
+        break;
+    }
+    return rows * cols * (uint64_t)m.bits / 8 + rows * cols / 64 * 4;
 }
 
 /* Experts that n tokens are expected to choose when the router has no favourites. */
@@ -57,98 +113,152 @@ static double distinct_experts(const struct shape *s, int32_t n) {
     return n == 1 ? s->top_k : (double)s->experts * (1.0 - pow(miss, n));
 }
 
-/* Unique bytes of weights of a layer, and of what its kernels hand to each other for n rows. */
-static void add_layer(const struct shape *s, int32_t l, int32_t n, struct backend_plan *p) {
-    struct cuda_layer w = layer_of(s, l);
-    uint64_t all = mat_bytes(w.gate) + mat_bytes(w.up) + mat_bytes(w.down), f = sizeof(float);
+/* Unique bytes of weights of a layer, and what its stages hand to each other for n rows. */
+static void add_layer(const struct backend_model *m, int32_t l, int32_t n, struct backend_plan *p) {
+    const struct shape *s = model_shape(m);
+    const struct cuda_layer *w = &m->dw.layer[l];
+    uint64_t all = mat_bytes(w->gate) + mat_bytes(w->up) + mat_bytes(w->down), f = sizeof(float);
     double share = distinct_experts(s, n) / (double)s->experts;
     bool full = shape_is_attention(s, l);
-    uint64_t weights = mat_bytes(w.router) + mat_bytes(w.shared_gate) + mat_bytes(w.shared_up) +
-                       mat_bytes(w.shared_down) + (uint64_t)((double)all * share);
-    weights += full ? mat_bytes(w.qkv) + mat_bytes(w.o)
-                    : mat_bytes(w.qkvz) + mat_bytes(w.ba) + mat_bytes(w.out);
+    uint64_t weights = mat_bytes(w->router) + mat_bytes(w->shared_gate) + mat_bytes(w->shared_up) +
+                       mat_bytes(w->shared_down) + (uint64_t)((double)all * share);
+    weights += full ? mat_bytes(w->qkv) + mat_bytes(w->o)
+                    : mat_bytes(w->qkvz) + mat_bytes(w->ba) + mat_bytes(w->out);
     /* Norms, and the convolution, decay and gate of the recurrent layers, in float32. */
     weights += f * (uint64_t)(2 * s->hidden + (full ? 2 * s->head_dim
                                                     : s->conv_taps * s->conv_dim +
                                                           2 * s->gdn_v_heads + s->gdn_head_dim));
     uint64_t h = (uint64_t)s->hidden;
-    uint64_t width = (uint64_t)(full ? w.qkv.rows : w.qkvz.rows + w.ba.rows);
+    uint64_t width = (uint64_t)(full ? w->qkv.rows : w->qkvz.rows + w->ba.rows);
     uint64_t mix = (uint64_t)(full ? 2 * s->q_dim : s->conv_dim + 2 * s->gdn_v_dim);
     uint64_t inner =
         (uint64_t)(s->top_k + 1) * (uint64_t)(s->expert_width) + (uint64_t)(s->top_k + 1) * h;
-    /* Each value is written by one kernel and read by the next; the residual stream by both norms.
+    /* Each value is written by one stage and read by the next; the residual stream by both norms.
      */
     uint64_t values = (uint64_t)n * (width + mix + inner + 5 * h + (uint64_t)s->experts);
     p->weight_bytes += weights;
     p->read_bytes += weights + values * f;
     p->written_bytes += values * f;
-    uint64_t row = 4 * (uint64_t)s->kv_dim;
-    if (full) p->written_bytes += (uint64_t)n * row;
+    if (full) p->written_bytes += (uint64_t)n * 4 * (uint64_t)s->kv_dim;
 }
 
-static void add_bytes(const struct shape *s, const struct plan_query *q, struct backend_plan *p) {
-    uint64_t n = (uint64_t)q->tokens, h = (uint64_t)s->hidden, f = sizeof(float);
-    int32_t attention = shape_attention_layers(s, q->layers), gdn = q->layers - attention;
-    for (int32_t l = 0; l < q->layers; l++) add_layer(s, l, q->tokens, p);
-    uint64_t head = mat_bytes(matrix(s->vocab, s->hidden, 4));
-    uint64_t embed = mat_bytes(matrix(1, s->hidden, 4)) * n;
-    head += f * h; /* the final norm */
-    p->weight_bytes += head + embed;
-    uint64_t square = (uint64_t)s->gdn_head_dim * (uint64_t)s->gdn_head_dim;
-    p->state_bytes =
-        (uint64_t)gdn * f *
-        ((uint64_t)s->gdn_v_heads * square + (uint64_t)(s->conv_taps - 1) * (uint64_t)s->conv_dim);
-    p->kv_bytes = (uint64_t)attention * 4 * (uint64_t)s->kv_dim * ((uint64_t)q->depth + n);
-    /* A prompt's rows read the context once per eight rows of a key head. */
-    uint64_t passes = q->tokens == 1 ? 1 : (n + 7) / 8;
-    p->read_bytes += head + embed + p->state_bytes + p->kv_bytes * passes + n * h * f;
-    p->written_bytes += p->state_bytes + (uint64_t)s->vocab * f + n * h * f;
+void cuda_step_bytes(const struct backend_model *m, const struct plan_query *q, int32_t passes,
+                     struct backend_plan *p) {
+    const struct shape *s = model_shape(m);
+    int32_t sessions = q->sessions > 1 ? q->sessions : 1, rows = q->tokens * sessions;
+    uint64_t n = (uint64_t)rows, h = (uint64_t)s->hidden, f = sizeof(float);
+    for (int32_t l = 0; l < m->w->layers; l++) add_layer(m, l, rows, p);
+    struct cuda_mat row = m->dw.embed;
+    row.rows = 1;
+    uint64_t embed = mat_bytes(row) * n, head = mat_bytes(m->dw.lm_head) + f * h;
+    p->weight_bytes += head + embed; /* with the final norm */
+    p->state_bytes = (uint64_t)sessions * cuda_state_bytes(m);
+    p->kv_bytes = (uint64_t)sessions * cuda_kv_bytes(m, 1) * (uint64_t)(q->depth + q->tokens);
+    p->read_bytes += head + embed + p->state_bytes + p->kv_bytes * (uint64_t)passes + n * h * f;
+    uint64_t logits = (uint64_t)sessions * (uint64_t)s->vocab;
+    p->written_bytes += p->state_bytes + logits * f + n * h * f;
 }
 
-/* ---- the table's function -------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Launches of the portable kernels for this step. */
-static int count(const struct shape *shape, const struct plan_query *q, struct backend_plan *out,
-                 lily_err *err) {
-    struct cuda_driver d = {.launch = count_launch};
-    struct weights w = {.shape = shape, .layers = q->layers};
-    struct backend_model m = {.w = &w, .d = &d, .processors = 132};
-    struct cuda_slot slot = {.pos = q->depth, .sample = 1};
-    struct cuda_run run = {
-        .slots = &slot, .n_slots = 1, .rows_per_slot = q->tokens, .prompt = q->tokens > 1};
-    m.dw.layer = calloc((size_t)q->layers + 1, sizeof *m.dw.layer);
-    if (!m.dw.layer) return ERR_NOMEM(err, "plan");
-    for (int32_t l = 0; l < q->layers; l++) m.dw.layer[l] = layer_of(shape, l);
-    m.dw.embed = m.dw.lm_head = matrix(shape->vocab, shape->hidden, 4);
-    int rc = cuda_portable_none(&m, err);
-    counting = out;
-    if (rc == LILY_OK) rc = cuda_run_layers(&m, &run, err);
-    if (rc == LILY_OK) {
-        rc = cuda_check_rows(&m, 0, q->tokens, shape->hidden, q->tokens, 0, err);
+enum { MOST_SESSIONS = 64 };
+
+/* A token in the middle of an answer, the likeliest one: twice, since a step's barriers show in
+ * where the next one begins. */
+static int record_token(struct backend_model *m, struct backend_session **s, int32_t n,
+                        struct cuda_record *r, lily_err *err) {
+    static const struct backend_sampling greedy = {.top_p = 1, .repetition = 1};
+    struct decode_slot slots[MOST_SESSIONS];
+    struct decode_result results[MOST_SESSIONS];
+    int rc = LILY_OK;
+    for (int32_t i = 0; i < n; i++) {
+        slots[i] = (struct decode_slot){.session = s[i], .sampling = &greedy};
     }
-    if (rc == LILY_OK) rc = cuda_run_head(&m, &run, q->tokens - 1, 1, err);
-    if (rc == LILY_OK && !run.prompt) rc = cuda_run_sampling(&m, 0, 1, true, 0, err);
-    counting = NULL;
-    cuda_portable_close(&m);
-    free(m.dw.layer);
+    for (int time = 0; time < 2 && rc == LILY_OK; time++) {
+        r->launches = r->waits = 0;
+        rc = cuda_decode_submit(m, slots, n, err);
+        int32_t waits = r->waits; /* for the results the host waits behind the next step */
+        if (rc == LILY_OK) rc = cuda_decode_wait(m, results, n, err);
+        for (int32_t i = 0; i < n && rc == LILY_OK; i++) rc = cuda_rewind(s[i], err);
+        r->waits = waits;
+    }
     return rc;
+}
+
+/* A prompt's last chunk, with its logits. */
+static int record_chunk(struct backend_model *m, struct backend_session *s, int32_t n,
+                        struct cuda_record *r, lily_err *err) {
+    int32_t *ids = calloc((size_t)n, sizeof *ids);
+    float *logits = malloc((size_t)model_shape(m)->vocab * sizeof *logits);
+    struct prefill_step step = {.ids = ids, .n = n, .logits = logits};
+    r->launches = r->waits = 0;
+    int rc = ids && logits ? cuda_prefill(s, &step, err) : ERR_NOMEM(err, "plan");
+    free(ids);
+    free(logits);
+    if (rc != LILY_OK || step.done == n) return rc;
+    return ERR(err, LILY_EINVAL,
+               "plan: found %d tokens, expected at most %d, which one chunk reads from there; ask "
+               "for fewer",
+               n, step.done);
+}
+
+static int record_step(const struct weights *w, const struct plan_query *q, struct backend_plan *p,
+                       lily_err *err) {
+    struct cuda_record r = {0};
+    struct cuda_driver d;
+    struct backend_session *s[MOST_SESSIONS] = {NULL};
+    struct backend_model *m = NULL;
+    int32_t n = q->sessions > 1 ? q->sessions : 1;
+    const struct backend_options options = {.max_sessions = n,
+                                            .max_context = w->shape->max_context};
+    cuda_record_begin(&r, &d);
+    int rc = cuda_open_recorded(w, &options, &d, &m, err);
+    for (int32_t i = 0; i < n && rc == LILY_OK; i++) {
+        rc = cuda_session_new(m, w->shape->max_context, &s[i], err);
+        if (rc == LILY_OK) s[i]->position = s[i]->kv_rows = q->depth;
+    }
+    if (rc == LILY_OK) {
+        rc = q->tokens == 1 ? record_token(m, s, n, &r, err)
+                            : record_chunk(m, s[0], q->tokens, &r, err);
+    }
+    if (rc == LILY_OK) {
+        /* One stream: a launch follows the one before. */
+        *p = (struct backend_plan){.kernels = r.launches,
+                                   .barriers = (int32_t)r.arrivals / m->processors,
+                                   .command_buffers = r.launches,
+                                   .host_syncs = r.waits};
+        p->stages = p->kernels + p->barriers;
+        cuda_step_bytes(m, q, r.attention_blocks > 1 ? r.attention_blocks : 1, p);
+    }
+    for (int32_t i = 0; i < n; i++) cuda_session_free(s[i]);
+    cuda_close(m);
+    cuda_record_end();
+    return rc;
+}
+
+static int check_query(const struct shape *s, const struct plan_query *q, lily_err *err) {
+    bool layers = q->layers >= s->attention_every && q->layers <= s->layers &&
+                  q->layers % s->attention_every == 0;
+    bool tokens = q->tokens >= 1 && q->tokens <= CUDA_CHUNK && q->depth >= 0 &&
+                  q->depth <= s->max_context - q->tokens;
+    bool sessions = q->sessions >= 0 && q->sessions <= (q->tokens == 1 ? MOST_SESSIONS : 1);
+    if (layers && tokens && sessions) return LILY_OK;
+    return ERR(err, LILY_EINVAL,
+               "plan: found %d tokens at depth %d of %d layers, %d session(s), expected 1 to %d "
+               "tokens within a context of %d, a multiple of %d layers up to %d, and one session, "
+               "or up to %d of one token each",
+               q->tokens, q->depth, q->layers, q->sessions, CUDA_CHUNK, s->max_context,
+               s->attention_every, s->layers, MOST_SESSIONS);
 }
 
 int cuda_plan(const struct shape *shape, const struct plan_query *query, struct backend_plan *out,
               lily_err *err) {
-    struct plan_query q = *query;
-    if (q.layers == 0) q.layers = shape->layers;
+    struct weights w;
     *out = (struct backend_plan){0};
-    int rc = count(shape, &q, out, err);
+    int rc = check_query(shape, query, err);
+    if (rc == LILY_OK) rc = cuda_sized_weights(shape, query->layers, &w, err);
     if (rc != LILY_OK) return rc;
-    out->stages = out->kernels; /* one stream: each launch follows the one before */
-    out->command_buffers = out->kernels;
-    /* The host waits at a chunk's end; a decode step's results are waited for behind the next. */
-    out->host_syncs = q.tokens > 1 ? 1 : 0;
-    if (q.tokens == 1 && cuda_paths[0]->plan) {
-        cuda_paths[0]->plan(shape, &q, out);
-        out->command_buffers = out->kernels;
-    }
-    add_bytes(shape, &q, out);
-    return LILY_OK;
+    rc = record_step(&w, query, out, err);
+    cuda_sized_weights_free(&w);
+    return rc;
 }

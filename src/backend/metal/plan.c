@@ -6,6 +6,11 @@
 static int check(const struct shape *s, const struct plan_query *q, lily_err *err) {
     bool layers = q->layers >= s->attention_every && q->layers <= s->layers &&
                   q->layers % s->attention_every == 0;
+    if (q->sessions > 1) {
+        return ERR(err, LILY_EINVAL,
+                   "plan: found %d sessions in a step, expected one: Metal runs them one by one",
+                   q->sessions);
+    }
     if (layers && q->depth >= 0 && q->tokens >= 1 && q->tokens <= PREFILL_MAX_ROWS &&
         q->depth <= s->max_context - q->tokens) {
         return LILY_OK;

@@ -117,10 +117,12 @@ __device__ int select_largest(const Item &item, int n, int k, candidate *out) {
 }
 
 /* pool[slot][slice][MOST]: the largest of each slice after the penalties, fewer padded with id -1;
- * finite[slot] = 0 when any of its logits is not. Grid: SLICES in x, slots in y. */
+ * finite[slot] = 0 when any of its logits is not. Only ids below `used` are sampled, and of those,
+ * unless it is NULL, only those with bit id % 32 of sampled[id / 32]. Grid: SLICES in x, slots in y.
+ */
 KERNEL __launch_bounds__(SAMPLE_THREADS)
-    candidates(const float *logits, const cuda_slot *slots, int vocab_used, candidate *pool,
-               int32_t *finite) {
+    candidates(const float *logits, const cuda_slot *slots, int used, const uint32_t *sampled,
+               candidate *pool, int32_t *finite) {
     __shared__ candidate best[MOST];
     const cuda_slot &s = slots[blockIdx.y];
     if (!s.sample && !s.want_logits) return;
@@ -132,10 +134,15 @@ KERNEL __launch_bounds__(SAMPLE_THREADS)
     }
     if (__syncthreads_or(bad) && threadIdx.x == 0) finite[blockIdx.y] = 0;
     if (!s.sample) return;
-    int n = max(0, min(from + each, vocab_used) - from);
+    int n = max(0, min(from + each, used) - from);
     int k = s.temperature == 0 ? 1 : s.top_k;
     auto item = [&](int i) {
-        candidate c = {key_of(penalised(s, row[from + i], s.counts[from + i])), from + i};
+        int id = from + i;
+        candidate c = {0, -1};
+        if (!sampled || sampled[id / 32] >> (id % 32) & 1) {
+            c.key = key_of(penalised(s, row[id], s.counts[id]));
+            c.id = id;
+        }
         return c;
     };
     int found = select_largest(item, n, k, best);
@@ -155,15 +162,16 @@ __device__ __forceinline__ uint64_t random_at(uint64_t stream, uint64_t n) {
     return z ^ z >> 31;
 }
 
-/* One thread: the draw among n candidates by ascending id. */
+/* One thread: the draw among n candidates by ascending id; those without one are padding. */
 __device__ int draw(const cuda_slot &s, const candidate *c, int n) {
     float weight[MOST], best = -INFINITY, all = 0, kept_sum = 0;
     uint64_t kept = 0;
-    for (int i = 0; i < n; i++) best = fmaxf(best, value_of(c[i].key));
+    for (int i = 0; i < n; i++) best = fmaxf(best, c[i].id < 0 ? best : value_of(c[i].key));
     for (int i = 0; i < n; i++) {
-        weight[i] = expf((value_of(c[i].key) - best) / s.temperature);
+        bool real = c[i].id >= 0;
+        weight[i] = real ? expf((value_of(c[i].key) - best) / s.temperature) : 0;
         all += weight[i];
-        kept |= (uint64_t)1 << i;
+        if (real) kept |= (uint64_t)1 << i;
     }
     if (s.top_p < 1) { /* the smallest set whose share reaches top_p, the heaviest first */
         float want = s.top_p * all, taken = 0;
@@ -204,12 +212,12 @@ KERNEL __launch_bounds__(SAMPLE_THREADS)
     if (s.sample) {
         int k = s.temperature == 0 ? 1 : s.top_k;
         /* Slices come in order of ids, and within a slice so do its candidates; padding has the
-         * least key, which no number has, and is never needed: there are k real ones. */
+         * least key, which no number has, and is chosen only where there are fewer than k. */
         int found = select_largest([&](int i) { return from[i]; }, POOL, k, best);
         __syncthreads();
         if (threadIdx.x == 0) {
             token = !good ? 0 : s.temperature == 0 ? best[0].id : draw(s, best, found);
-            if (token < 0) token = 0; /* fewer tokens than top_k: never drawn */
+            if (token < 0) token = 0; /* none may be sampled */
             *s.token = token;
         }
     }
