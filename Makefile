@@ -38,7 +38,7 @@ SRC_CORE := $(wildcard src/base/*.c src/model/*.c src/model/shapes/*.c src/ckpt/
 # The Metal backend records its steps on every system; the half that talks to Metal is built on macOS,
 # and with METAL=1 for tests, which link it with tools/metal_emulator (tests/metal_host).
 METAL ?= $(if $(filter Darwin,$(OS)),1)
-METAL_DEVICE := $(patsubst %,src/backend/metal/%.c,buffers command device encode metal pressure selftest selftest_attention selftest_compare session source step tensor trace)
+METAL_DEVICE := $(patsubst %,src/backend/metal/%.c,buffers command device encode metal pressure selftest selftest_attention selftest_compare session source step tensor tensor_attention trace)
 METAL_KERNELS := $(wildcard src/backend/metal/kernels/*.metal src/backend/metal/kernels/*.h) src/model/shapes/shape_common.h
 SRC_CORE += $(filter-out $(METAL_DEVICE),$(wildcard src/backend/metal/*.c))
 ifneq ($(METAL),)

@@ -1,7 +1,8 @@
 /* Long contexts without reading them: random keys and values are imported as if the tokens had been
  * read, into ref too, and a token and a few prompt rows behind them are compared. Each depth has
  * kernels or layouts of its own: partial results merged by themselves (300), spans of a prompt's
- * attention side by side and one after another (2,100), fixed blocks (33,000). */
+ * attention side by side and one after another (2,100), fixed blocks (33,000). A prompt's attention
+ * by tensor operations too. */
 #include "backend/metal/metal.h"
 #include "base/bf16.h"
 #include "harness.h"
@@ -53,9 +54,17 @@ static void close_to(const float *right, const float *mine, int32_t vocab, const
     assert_true(g.kl < 5e-3);
 }
 
+/* On that device, or the usual one. */
+static void on_device(const char *name, bool checked) {
+    struct metal_emu_options o = metal_emu_defaults();
+    o.checked = checked;
+    if (name) o.profile = *metal_emu_profile(name);
+    metal_emu_configure(&o);
+}
+
 /* expected: a kernel of the decoded token, and one of the prompt rows. */
-static void at_depth(int32_t depth, int32_t rows, int32_t decode_kernel, int32_t prompt_kernel,
-                     bool checked) {
+static void at_depth(const char *device, int32_t depth, int32_t rows, int32_t decode_kernel,
+                     int32_t prompt_kernel, bool checked) {
     const struct weights *w = ckpt_weights(stand_in());
     struct backend_options o = {
         .threads = 1, .max_sessions = 1, .max_context = depth + MOST_ROWS + 1};
@@ -63,8 +72,9 @@ static void at_depth(int32_t depth, int32_t rows, int32_t decode_kernel, int32_t
     float *mine = calloc((size_t)vocab, sizeof *mine);
     float *right = calloc((size_t)vocab, sizeof *right);
     for (int32_t i = 0; i < MOST_ROWS; i++) ids[i] = 31 + i * 97 % 3000;
-    emulate(checked, 0);
+    on_device(device, checked);
     struct bench metal = bench_open(&backend_metal, w, &o);
+    assert_int_equal(metal.m->tensor_attention, device != NULL);
     struct bench ref = bench_open(&backend_ref, w, &o);
     if (rows > MOST_ROWS / 2) metal.m->layout.rows = MOST_ROWS; /* as with little memory */
     go_to(&metal, &ref, depth);
@@ -86,28 +96,32 @@ static void at_depth(int32_t depth, int32_t rows, int32_t decode_kernel, int32_t
 
 static void merged_by_themselves(void **state) {
     (void)state;
-    at_depth(300, 9, DECODE_ATTN_MERGE, METAL_PREFILL_ATTN, true);
+    at_depth(NULL, 300, 9, DECODE_ATTN_MERGE, METAL_PREFILL_ATTN, true);
 }
 static void spans_side_by_side(void **state) {
     (void)state;
-    at_depth(2100, 5, DECODE_ATTN_MERGE, METAL_PREFILL_ATTN_SPLIT, true);
+    at_depth(NULL, 2100, 5, DECODE_ATTN_MERGE, METAL_PREFILL_ATTN_SPLIT, true);
 }
 /* More rows than scratch for spans beside each other. */
 static void spans_one_after_another(void **state) {
     (void)state;
-    at_depth(2040, MOST_ROWS - 1, DECODE_ATTN_SHORT, METAL_PREFILL_ATTN, false);
+    at_depth(NULL, 2040, MOST_ROWS - 1, DECODE_ATTN_SHORT, METAL_PREFILL_ATTN, false);
 }
 static void fixed_blocks(void **state) {
     (void)state;
-    at_depth(33000, 3, DECODE_ATTN_LONG, METAL_PREFILL_ATTN_SPLIT, false);
+    at_depth(NULL, 33000, 3, DECODE_ATTN_LONG, METAL_PREFILL_ATTN_SPLIT, false);
+}
+static void by_tensor_operations(void **state) {
+    (void)state;
+    at_depth("M5 32 GB", 2100, 5, DECODE_ATTN_MERGE, METAL_PREFILL_ATTN_SPLIT, true);
+    at_depth("M5 32 GB", 2040, MOST_ROWS - 1, DECODE_ATTN_SHORT, METAL_PREFILL_ATTN, false);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(merged_by_themselves),
-        cmocka_unit_test(spans_side_by_side),
-        cmocka_unit_test(spans_one_after_another),
-        cmocka_unit_test(fixed_blocks),
+        cmocka_unit_test(merged_by_themselves),    cmocka_unit_test(spans_side_by_side),
+        cmocka_unit_test(spans_one_after_another), cmocka_unit_test(fixed_blocks),
+        cmocka_unit_test(by_tensor_operations),
     };
     return cmocka_run_group_tests_name("metal depth", tests, NULL, NULL);
 }

@@ -1,10 +1,39 @@
 /* Tensor operations: used where device and system have them and the start-up check agrees, with
- * results like those of the other kernels; else off, with the reason said. A fault of the check's
- * second command buffer, which is theirs, is such a reason. */
+ * results like those of the other kernels; else off, with the reason said: for all, or only for
+ * attention. A fault of the check's second command buffer, which is theirs, is such a reason. */
 #include "backend/metal/metal.h"
+#include "backend/metal/source.h"
 #include "harness.h"
 
-enum { PROMPT = 50 };
+enum { PROMPT = 70 }; /* more than a block of attention */
+
+/* ---- faults ---------------------------------------------------------------------------------- */
+
+/* Replaces a text that the file's library holds once; file NULL: none. */
+static const struct fault { const char *file, *right, *wrong; } * fault;
+
+int __real_metal_source_library(const char *file, const struct shape *shape, struct buf *out,
+                                lily_err *err);
+int __wrap_metal_source_library(const char *file, const struct shape *shape, struct buf *out,
+                                lily_err *err);
+
+/* Linked in the place of metal_source_library (--wrap). */
+int __wrap_metal_source_library(const char *file, const struct shape *shape, struct buf *out,
+                                lily_err *err) {
+    int rc = __real_metal_source_library(file, shape, out, err);
+    if (rc != LILY_OK || !fault || strcmp(fault->file, file) != 0) return rc;
+    struct buf text = *out;
+    const char *at = strstr(text.data, fault->right);
+    assert_non_null(at);
+    assert_null(strstr(at + 1, fault->right));
+    *out = (struct buf){0};
+    assert_true(buf_append(out, text.data, (size_t)(at - text.data)) &&
+                buf_puts(out, fault->wrong) && buf_puts(out, at + strlen(fault->right)));
+    buf_free(&text);
+    return LILY_OK;
+}
+
+/* ---- the choice ------------------------------------------------------------------------------ */
 
 static void on_device(const char *name, bool checked) {
     struct metal_emu_options o = metal_emu_defaults();
@@ -49,7 +78,7 @@ static void on_and_right_where_they_are(void **state) {
     struct backend_stats stats;
     x.b->stats(x.m, &stats);
     printf("%s\n", stats.device);
-    assert_true(x.m->tensor);
+    assert_true(x.m->tensor && x.m->tensor_attention);
     assert_non_null(strstr(stats.kernels, "tensor operations"));
     bench_prefill(&x, ids, PROMPT, a);
     /* Any cut gives the same here too. */
@@ -78,7 +107,7 @@ static void off_where_they_fault(void **state) {
     metal_emu_inject(1, MTLCommandBufferErrorPageFault, 1, true);
     struct bench x = bench_open(&backend_metal, w, NULL);
     printf("%s\n", x.m->tensor_reason);
-    assert_false(x.m->tensor);
+    assert_false(x.m->tensor || x.m->tensor_attention);
     assert_non_null(strstr(x.m->tensor_reason, "off, because Metal: found error 3"));
     bench_prefill(&x, ids, 4, NULL);
     bench_close(&x);
@@ -86,11 +115,44 @@ static void off_where_they_fault(void **state) {
     assert_int_equal(metal_emu_live_objects(), 0);
 }
 
+/* Products by tensor operations, attention without, and the reason. */
+static void expect_without_attention(const struct fault *with, const char *reason) {
+    static const int32_t ids[] = {5, 6, 700, 8};
+    static const struct backend_options deep = {
+        .threads = 1, .max_sessions = 1, .max_context = 2 * PREFILL_ATTN_SPAN};
+    fault = with;
+    struct bench x = bench_open(&backend_metal, ckpt_weights(stand_in()), &deep);
+    fault = NULL;
+    printf("%s\n", x.m->tensor_reason);
+    assert_true(x.m->tensor && !x.m->tensor_attention);
+    if (!strstr(x.m->tensor_reason, reason)) fail_msg("%s", x.m->tensor_reason);
+    bench_prefill(&x, ids, 4, NULL);
+    bench_close(&x);
+    nothing_found();
+    assert_int_equal(metal_emu_live_objects(), 0);
+}
+
+static void attention_apart(void **state) {
+    (void)state;
+    static const struct fault refused = {"prefill_attn_tensor.metal", "attn_mix mix;", "attn_mix;"},
+                              wrong = {"prefill_attn_tensor.metal", "at + 2 <= position",
+                                       "at + 1 <= position"},
+                              joined = {"prefill_attn_tensor.metal",
+                                        "value = attn_joined(j, t.total[at], value);", ""};
+    on_device("M5 32 GB", false);
+    expect_without_attention(&refused, "on, but not for attention, because prefill_attn_tensor");
+    expect_without_attention(&wrong, "on, but not for attention, because the start-up check");
+    expect_without_attention(&joined, "on, but not for attention, because the start-up check");
+    metal_emu_inject(3, MTLCommandBufferErrorPageFault, 1, true);
+    expect_without_attention(NULL, "on, but not for attention, because Metal: found error 3");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(off_where_they_are_not),
         cmocka_unit_test(on_and_right_where_they_are),
         cmocka_unit_test(off_where_they_fault),
+        cmocka_unit_test(attention_apart),
     };
     return cmocka_run_group_tests_name("metal tensor", tests, NULL, NULL);
 }

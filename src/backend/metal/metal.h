@@ -67,6 +67,7 @@ struct backend_model {
     int32_t trace_mark;              /* of the dispatches whose results are being reported */
     uint64_t token_bytes;            /* weights and state that a token reads at depth 0 */
     bool tensor;                     /* tensor operations multiply, see tensor.h */
+    bool tensor_attention;           /* and attend */
     char tensor_reason[192];         /* "off, because ..." */
     char name[128];                  /* device and how it is used, for people */
 };

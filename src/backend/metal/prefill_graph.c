@@ -221,16 +221,20 @@ static void attn_split(const struct chunk *c, const struct cache *kv,
     graph_end(c->g);
 }
 
-static void attention(const struct chunk *c, const struct metal_layer_tensors *w, int32_t layer) {
+static struct prefill_attn_args attn_args(const struct chunk *c) {
     const struct shape *s = c->s;
+    return (struct prefill_attn_args){.rows = (uint32_t)c->n,
+                                      .position = (uint32_t)c->v.position,
+                                      .qg_stride = 2 * (uint32_t)s->q_dim,
+                                      .kv_stride = (uint32_t)s->kv_dim,
+                                      .cache_row = (uint32_t)s->kv_dim,
+                                      .cache_head = (uint32_t)s->head_dim};
+}
+
+static void attention(const struct chunk *c, const struct metal_layer_tensors *w, int32_t layer) {
     const struct metal_mat *const mats[] = {&w->attention.q, &w->attention.k, &w->attention.v};
     const int32_t outs[] = {METAL_P_QKV, METAL_P_B, METAL_P_A};
-    const struct prefill_attn_args args = {.rows = (uint32_t)c->n,
-                                           .position = (uint32_t)c->v.position,
-                                           .qg_stride = 2 * (uint32_t)s->q_dim,
-                                           .kv_stride = (uint32_t)s->kv_dim,
-                                           .cache_row = (uint32_t)s->kv_dim,
-                                           .cache_head = (uint32_t)s->head_dim};
+    const struct prefill_attn_args args = attn_args(c);
     struct cache kv = cache_of(c, layer);
     record_mark(c->g, TRACE_ATTN_PREP, layer);
     gemm_multi(c, mats, outs, 3);
@@ -359,6 +363,21 @@ void prefill_record_products(struct graph *g, const struct metal_layout *l, int3
     gdn_in(&c, w);
     gemm(&c, METAL_P_MIX, &w->deltanet.out, METAL_P_H, PREFILL_ADD_F32);
     feed_forward(&c, w);
+}
+
+void prefill_record_attention(struct graph *g, const struct metal_layout *l, int32_t layer,
+                              int32_t n, int32_t position, bool split) {
+    const uint64_t row = 2 * (uint64_t)l->shape->kv_dim, from = row * (uint64_t)position;
+    struct chunk c = {.g = g, .l = l, .s = l->shape, .n = (uint64_t)(uint32_t)n};
+    c.v.position = position;
+    const struct prefill_attn_args args = attn_args(&c);
+    const struct cache kv = {METAL_P_CHANNELS, row, from + c.n * row, from, from + c.n * row};
+    attn_prep(&c, &l->tensors.layer[layer], &kv, &args);
+    if (split) {
+        attn_split(&c, &kv, &args);
+    } else {
+        attn_whole(&c, &kv, &args);
+    }
 }
 
 void prefill_record(struct graph *g, const struct metal_layout *l, const struct prefill_record *r) {

@@ -16,6 +16,12 @@ void prefill_record(struct graph *g, const struct metal_layout *l, const struct 
  * METAL_P_EXPERT_IDS and METAL_P_WEIGHTS: what a start-up check compares. */
 void prefill_record_products(struct graph *g, const struct metal_layout *l, int32_t n);
 
+/* Attention of one layer, without its products, on n rows of METAL_P_QKV, METAL_P_B and METAL_P_A
+ * at that position of a cache in METAL_P_CHANNELS: keys of position + n rows, then values. split:
+ * span by span. Another start-up check. */
+void prefill_record_attention(struct graph *g, const struct metal_layout *l, int32_t layer,
+                              int32_t n, int32_t position, bool split);
+
 /* Dispatches of a chunk at most, without heads. */
 static inline int32_t prefill_most_dispatches(int32_t layers) {
     return 2 + 13 * layers;

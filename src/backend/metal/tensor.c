@@ -11,10 +11,6 @@
 /* A full tile and a rest. */
 enum { CHECK_ROWS = 45, KERNELS = 5, OUTPUTS = 9, SAMPLES = 32 };
 
-/* Weights are rounded to bfloat in the tensor kernels, each by at most 1/256 of itself: that is
- * about 2e-3 of a product of many. */
-static const double LARGEST_GAP = 1e-2;
-
 static const struct {
     int32_t kernel;
     const char *name;
@@ -140,6 +136,21 @@ static void exchange(struct backend_model *m, id pipelines[KERNELS]) {
     }
 }
 
+/* Attention follows where products agree, to `worst`. */
+static int choose_attention(struct backend_model *m, double worst, lily_err *err) {
+    lily_err why = {0};
+    double gap_there;
+    int rc = metal_tensor_choose_attention(m, &gap_there, &why, err);
+    if (m->tensor_attention) {
+        snprintf(m->tensor_reason, sizeof m->tensor_reason, "on, the start-up check agrees to %.1e",
+                 fmax(worst, gap_there));
+    } else {
+        snprintf(m->tensor_reason, sizeof m->tensor_reason,
+                 "on, but not for attention, because %.140s", why.msg);
+    }
+    return rc;
+}
+
 /* Runs the products by both kinds of kernels; the tensor kernels stay where they agree. A fault of
  * theirs is a reason to do without them. right: room for all outputs. */
 static int check(struct backend_model *m, id pipelines[KERNELS], float *right, lily_err *err) {
@@ -168,12 +179,11 @@ static int check(struct backend_model *m, id pipelines[KERNELS], float *right, l
         at += o[i].values;
     }
     worst = fmax(worst, reference_gap(m, right));
-    m->tensor = worst <= LARGEST_GAP;
+    m->tensor = worst <= METAL_TENSOR_GAP;
     if (!m->tensor) exchange(m, pipelines);
+    if (m->tensor) return choose_attention(m, worst, err);
     snprintf(m->tensor_reason, sizeof m->tensor_reason,
-             m->tensor ? "on, the start-up check agrees to %.1e"
-                       : "off, because the start-up check differs by %.1e",
-             worst);
+             "off, because the start-up check differs by %.1e", worst);
     return LILY_OK;
 }
 

@@ -195,14 +195,17 @@ static void read_decode(const struct reader *r, enum metal_trace what) {
 
 /* ---- prefill: many rows ---------------------------------------------------------------------- */
 
-/* bf16 [rows][kv_heads][256][8 heads], divided by 16. */
+/* bf16 [rows][kv_heads][256][8 heads], or for tensor operations [kv_heads][rows][8 heads][256],
+ * divided by 16. */
 static void prefill_queries(const struct reader *r) {
     const struct shape *s = r->s;
     const uint16_t *query = bytes_of(r, METAL_P_QUERY);
-    for (int32_t i = 0; i < r->rows; i++, query += s->q_dim) {
+    for (int32_t i = 0; i < r->rows; i++) {
         for (int32_t j = 0; j < s->q_dim; j++) {
             int32_t head = j / s->head_dim, d = j % s->head_dim;
-            int32_t at = (head / 8 * s->head_dim + d) * 8 + head % 8;
+            int32_t at = r->m->tensor_attention
+                             ? ((head / 8 * r->rows + i) * 8 + head % 8) * s->head_dim + d
+                             : i * s->q_dim + (head / 8 * s->head_dim + d) * 8 + head % 8;
             r->m->trace->row[j] = bf16_to_f32(query[at]) * 16;
         }
         report(r, STAGE_ATTN_Q, i, r->m->trace->row, s->q_dim);
