@@ -299,6 +299,20 @@ static void nothing_where_an_object_is_expected(void **state) {
     }
 }
 
+/* macOS 14 has one switch for all of fast math; the kernels are compiled safely there too. */
+static void an_older_system(void **state) {
+    (void)state;
+    struct metal_emu_options o = metal_emu_defaults();
+    struct backend_model *m;
+    lily_err err;
+    o.checked = false;
+    o.profile = *metal_emu_profile("M1 Pro 32 GB, macOS 14");
+    metal_emu_configure(&o);
+    ok(open_and_decode(&m, &err), &err);
+    nothing_found();
+    emulate(false, 0);
+}
+
 /* A step that cannot be encoded leaves the one in flight as it is, and its session where it was. */
 static void a_refused_step_spares_the_one_in_flight(void **state) {
     (void)state;
@@ -402,6 +416,7 @@ int main(void) {
         cmocka_unit_test(a_spoilt_state),
         cmocka_unit_test(chunks_are_bounded_in_time),
         cmocka_unit_test(nothing_where_an_object_is_expected),
+        cmocka_unit_test(an_older_system),
         cmocka_unit_test(a_refused_step_spares_the_one_in_flight),
         cmocka_unit_test(a_step_refused_in_the_middle),
         cmocka_unit_test(the_engine_goes_on),

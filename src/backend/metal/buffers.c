@@ -22,32 +22,51 @@ uint64_t buffers_need(const struct metal_layout *l) {
            (uint64_t)l->sessions * layout_session_bytes(l, l->context);
 }
 
-int buffers_preflight(const struct metal_device *d, const struct metal_layout *l, lily_err *err) {
+/* Largest context, in thousands, for which all sessions fit into that much; 0: for none. */
+static int32_t context_within(const struct metal_layout *l, uint64_t bytes) {
+    uint64_t sessions = (uint64_t)l->sessions, empty = layout_session_bytes(l, 0);
+    uint64_t fixed = window_bytes(l) + l->bytes[METAL_SMALL] + layout_scratch_bytes(l);
+    uint64_t token = layout_session_bytes(l, 1) - empty;
+    if (bytes < fixed + sessions * empty) return 0;
+    return (int32_t)((bytes - fixed - sessions * empty) / (sessions * token) / 1024);
+}
+
+/* What helps on a machine of d's memory, appended to the message. */
+static void add_remedy(const struct metal_device *d, const struct metal_layout *l, lily_err *err) {
     enum { SYSTEM_MIB = 2048, SLACK_MIB = 256 }; /* what macOS keeps; libraries, command buffers */
+    const uint64_t need_mib = (buffers_need(l) >> 20) + SLACK_MIB + 1, memory_mib = d->memory >> 20;
+    const uint64_t ours =
+        memory_mib > SYSTEM_MIB + SLACK_MIB ? (memory_mib - SYSTEM_MIB - SLACK_MIB) << 20 : 0;
+    int32_t thousands = context_within(l, ours);
+    size_t n = strlen(err->msg), room = sizeof err->msg - n;
+    if (need_mib + SYSTEM_MIB <= memory_mib) {
+        snprintf(err->msg + n, room,
+                 "; raise the limit until the next start with: sudo sysctl "
+                 "iogpu.wired_limit_mb=%llu",
+                 (unsigned long long)need_mib);
+    } else if (thousands > 0) {
+        snprintf(err->msg + n, room,
+                 "; ask for a context of at most %d tokens, or fewer sessions: the machine's %.0f "
+                 "GiB hold no more",
+                 thousands * 1024, (double)d->memory / GIB);
+    } else {
+        snprintf(err->msg + n, room,
+                 "; the machine's %.0f GiB cannot hold this model: use one with more memory",
+                 (double)d->memory / GIB);
+    }
+}
+
+int buffers_preflight(const struct metal_device *d, const struct metal_layout *l, lily_err *err) {
     uint64_t weights = window_bytes(l) + l->bytes[METAL_SMALL], scratch = layout_scratch_bytes(l);
     uint64_t sessions = (uint64_t)l->sessions * layout_session_bytes(l, l->context);
     uint64_t need = buffers_need(l);
-    uint64_t limit_mib = (need >> 20) + SLACK_MIB + 1;
     if (need <= d->working_set) return LILY_OK;
-    bool raise = limit_mib + SYSTEM_MIB <= d->memory >> 20;
     int rc = ERR(err, LILY_ENOMEM,
                  "Metal: found room for %.2f GiB on the GPU, expected %.2f GiB (weights %.2f, %d "
                  "session(s) of %d tokens %.2f, scratch %.2f)",
                  (double)d->working_set / GIB, (double)need / GIB, (double)weights / GIB,
                  l->sessions, l->context, (double)sessions / GIB, (double)scratch / GIB);
-    size_t n = err ? strlen(err->msg) : 0;
-    if (err && raise) {
-        snprintf(err->msg + n, sizeof err->msg - n,
-                 "; raise the limit until the next start with: sudo sysctl "
-                 "iogpu.wired_limit_mb=%llu",
-                 (unsigned long long)limit_mib);
-    } else if (err) {
-        snprintf(
-            err->msg + n, sizeof err->msg - n,
-            "; ask for a shorter context or fewer sessions: the machine's %.0f GiB do not hold "
-            "more",
-            (double)d->memory / GIB);
-    }
+    if (err) add_remedy(d, l, err);
     return rc;
 }
 

@@ -68,6 +68,16 @@ static void place(struct placer *p, struct metal_mat *m, int32_t rows, int32_t c
     add_unit(p, &m, 1);
 }
 
+/* Kernels take the stride as 32 bits (args of experts), a multiple of 16; the real shape's is
+ * 1,769,472. bytes: of one expert, or less. */
+static int check_stride(uint64_t stride, uint64_t bytes, lily_err *err) {
+    if (stride >= bytes && stride <= UINT32_MAX && stride % 16 == 0) return LILY_OK;
+    return ERR(err, LILY_EMODEL,
+               "packed file: found experts %" PRId64 " bytes apart, expected a multiple of 16 from "
+               "%" PRIu64 " to %" PRIu32 "; pack the checkpoint again (lily pack)",
+               (int64_t)stride, bytes, UINT32_MAX);
+}
+
 /* Whether expert e lies at e strides from the first, for all of them. */
 static bool evenly_spaced(const struct metal_mat *m, uint64_t stride) {
     for (int32_t e = 1; e < m->items; e++) {
@@ -97,6 +107,8 @@ static int place_experts(struct placer *p, struct metal_layer_tensors *l,
     if (p->in_place && s->experts > 1) {
         stride = (uint64_t)((uintptr_t)w->gate[1].data - (uintptr_t)w->gate[0].data);
     }
+    int rc = check_stride(stride, mat_code_bytes(&l->gate), err);
+    if (rc != LILY_OK) return rc;
     for (int i = 0; i < 3; i++) {
         mats[i]->stride = stride;
         if (!p->in_place || evenly_spaced(mats[i], stride)) continue;
