@@ -35,7 +35,7 @@
 typedef struct lily_engine lily_engine;
 typedef struct lily_session lily_session;
 
-/* Long work reports here; label is static ("load", "prefill"). Nonzero return cancels. */
+/* Long work reports here; label is static ("load", "upload"). Nonzero return cancels. */
 typedef int (*lily_progress_fn)(void *arg, const char *label, const char *unit, uint64_t done,
                                 uint64_t total);
 typedef void (*lily_log_fn)(void *arg, const char *line);

@@ -162,11 +162,22 @@ static uint32_t *sampled_ids(const lily_engine *e) {
     return bits;
 }
 
+/* Weights on their way to a device. */
+static int forward_upload(void *arg, uint64_t done, uint64_t total) {
+    const lily_engine_options *o = arg;
+    return o->progress(o->arg, "upload", "B", done, total);
+}
+
 /* Opens the model on the backend. A context that was not asked for is halved until it fits. */
 static int open_fitting(lily_engine *e, const lily_engine_options *o, const uint32_t *sampled,
                         lily_err *err) {
     struct backend_options options = {
-        .threads = o->threads, .max_sessions = e->max_sessions, .sampled = sampled};
+        .threads = o->threads,
+        .max_sessions = e->max_sessions,
+        .sampled = sampled,
+        .progress = o->progress ? forward_upload : NULL,
+        .progress_arg = (void *)o,
+    };
     int32_t most = e->weights->shape->max_context;
     int32_t wish = o->context ? o->context : DEFAULT_CONTEXT < most ? DEFAULT_CONTEXT : most;
     int rc;
@@ -197,7 +208,7 @@ static bool next_backend(lily_engine *e, const struct backend *const *all, const
                                sizeof reason, &none)) {
         return false;
     }
-    engine_log(e, "backend: %s failed to open: %s; going on with %s", failed->name, err->msg,
+    engine_log(e, "%s failed to open: %s; going on with %s", failed->name, err->msg,
                e->backend->name);
     buf_printf(failures, "; %s failed to open: %s", failed->name, err->msg);
     snprintf(e->reason, sizeof e->reason, "%s%s", reason, failures->data ? failures->data : "");

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "backend/cuda/driver.h"
 
@@ -26,6 +27,7 @@ static struct card {
     long fail_at; /* number of the call that fails, 0: none; with */
     int fail_with;
     bool stays_failed; /* and so do all after it */
+    long wait_ms;      /* that the work queued on a stream takes */
     /* what became of it */
     atomic_long calls;
     atomic_long live;    /* allocations, streams, events, modules, contexts */
@@ -41,7 +43,7 @@ static struct card {
 static inline void card_reset(void) {
     card.version = 13000, card.devices = 1, card.capability = 90, card.init = 0;
     card.memory = (size_t)4 << 30, card.refuse = 0;
-    card.no_module = NULL, card.fail_at = 0, card.stays_failed = false;
+    card.no_module = NULL, card.fail_at = 0, card.stays_failed = false, card.wait_ms = 0;
     atomic_store(&card.calls, 0);
     card.launches = 0, card.mask = 0;
 }
@@ -266,6 +268,7 @@ FAKE_FUNCTION(cuStreamDestroy_v2, void *stream) {
 FAKE_FUNCTION(cuStreamSynchronize, void *stream) {
     (void)stream;
     CALL();
+    nanosleep(&(struct timespec){card.wait_ms / 1000, card.wait_ms % 1000 * 1000000}, NULL);
     return 0;
 }
 FAKE_FUNCTION(cuEventCreate, void **out, unsigned flags) {

@@ -110,6 +110,9 @@ static int fake_open(const struct weights *w, const struct backend_options *opti
     if (fake.most_context && options->max_context > fake.most_context) {
         return ERR(err, LILY_ENOMEM, "fake: room for %d tokens", fake.most_context);
     }
+    if (options->progress && options->progress(options->progress_arg, 3, 4)) {
+        return ERR(err, LILY_ECANCELED, "fake: cancelled");
+    }
     *out = calloc(1, sizeof **out);
     (*out)->options = *options;
     fake.models++;

@@ -101,6 +101,47 @@ static struct backend_model *recorded(struct cuda_record *r, struct cuda_driver 
     return m;
 }
 
+/* A chunk is over within about 0.4 s whatever the card and the depth, once one was timed. */
+static void chunks_end_in_time(void **state) {
+    (void)state;
+    struct cuda_record r;
+    struct cuda_driver d;
+    struct weights w;
+    lily_err err;
+    assert_int_equal(cuda_sized_weights(&shape_qwen36_35b_a3b, 40, &w, &err), LILY_OK);
+    struct backend_model *m = recorded(&r, &d, &w, 0);
+    assert_int_equal(cuda_chunk_rows(m, 0), CUDA_CHUNK); /* the fast kernels' first */
+    /* As an H200: 51,204 tok/s at 4,096 tokens, 0.2 s a chunk at 98,304. */
+    cuda_chunk_took(m, 0, 4096, 0.08);
+    assert_int_equal(cuda_chunk_rows(m, 61440), CUDA_CHUNK);
+    cuda_chunk_took(m, 98304, 4096, 0.2);
+    assert_int_equal(cuda_chunk_rows(m, 196608), CUDA_CHUNK);
+    /* A slow card, at several depths, and one that is slower than foretold there. */
+    for (int32_t depth = 0; depth < 262144; depth += 20480) {
+        int32_t rows = cuda_chunk_rows(m, depth), last = 0;
+        for (int i = 0; i < 12; i++) {
+            double seconds = rows * (300e-6 + 5e-9 * depth); /* 3,300 tok/s at first */
+            cuda_chunk_took(m, depth, rows, seconds);
+            last = rows;
+            rows = cuda_chunk_rows(m, depth);
+            assert_int_equal(rows % BACKEND_GRID, 0);
+        }
+        double seconds = last * (300e-6 + 5e-9 * depth);
+        assert_true(seconds < 0.5 && (seconds > 0.3 || last == CUDA_CHUNK));
+    }
+    /* Short chunks say nothing of long ones, unless they are slow. */
+    int32_t rows = cuda_chunk_rows(m, 0);
+    cuda_chunk_took(m, 0, 64, 0.013);
+    assert_int_equal(cuda_chunk_rows(m, 0), rows);
+    cuda_chunk_took(m, 0, 128, 60);
+    assert_int_equal(cuda_chunk_rows(m, 0), 2 * BACKEND_GRID);
+    cuda_chunk_took(m, 0, 128, 1e-9);
+    assert_true(cuda_chunk_rows(m, 0) < 4 * BACKEND_GRID);
+    cuda_close(m);
+    cuda_record_end();
+    cuda_sized_weights_free(&w);
+}
+
 static void fast_paths_that_do_not_fit(void **state) {
     (void)state;
     struct cuda_record r;
@@ -262,6 +303,7 @@ int main(void) {
         cmocka_unit_test(foreign_driver),
         cmocka_unit_test(plans),
         cmocka_unit_test(impossible_questions_are_refused),
+        cmocka_unit_test(chunks_end_in_time),
         cmocka_unit_test(fast_paths_that_do_not_fit),
         cmocka_unit_test(tiles_hold_the_matrix),
         cmocka_unit_test(one_copy_fits_a_card_of_24_gb),

@@ -230,6 +230,37 @@ static void prompts_take_fewer_rows(void **state) {
     close_model(m);
 }
 
+/* ---- progress -------------------------------------------------------------------------------- */
+
+struct told {
+    uint64_t done, total;
+    int calls, cancel_at;
+};
+
+static int tell(void *arg, uint64_t done, uint64_t total) {
+    struct told *t = arg;
+    assert_true(done >= t->done && done <= total && (!t->calls || total == t->total));
+    t->done = done;
+    t->total = total;
+    return ++t->calls == t->cancel_at;
+}
+
+static void the_upload_is_told(void **state) {
+    (void)state;
+    struct told t = {0};
+    struct backend_options o = one;
+    lily_err err;
+    o.progress = tell, o.progress_arg = &t;
+    card_reset();
+    struct backend_model *m = open_model(&o, LILY_OK, &err);
+    assert_int_equal(t.total, cuda_need(m).weights);
+    assert_int_equal(t.done, t.total);
+    close_model(m);
+    t = (struct told){.cancel_at = 1};
+    open_model(&o, LILY_ECANCELED, &err);
+    assert_int_equal(atomic_load(&card.live), 0);
+}
+
 /* ---- paths ----------------------------------------------------------------------------------- */
 
 static void first_path_is(const char *name) {
@@ -328,6 +359,28 @@ static void steps_cost_what_is_planned(void **state) {
     }
     free(logits);
     for (int i = 0; i < 2; i++) backend_cuda.session_free(s[i]);
+    close_model(m);
+}
+
+/* A prompt on a slow card comes in pieces, between which a request can be cancelled. */
+static void slow_chunks_get_shorter(void **state) {
+    (void)state;
+    static const struct backend_options long_one = {.max_sessions = 1, .max_context = 8192};
+    static int32_t ids[8192];
+    struct backend_session *s;
+    lily_err err;
+    card_reset();
+    struct backend_model *m = open_model(&long_one, LILY_OK, &err);
+    assert_int_equal(backend_cuda.session_new(m, 8192, &s, &err), LILY_OK);
+    struct prefill_step step = {.ids = ids, .n = 8192};
+    card.wait_ms = 600;
+    assert_int_equal(backend_cuda.prefill(s, &step, &err), LILY_OK);
+    assert_int_equal(step.done, 1024);
+    card.wait_ms = 0;
+    step.n -= step.done;
+    assert_int_equal(backend_cuda.prefill(s, &step, &err), LILY_OK);
+    assert_true(step.done >= 256 && step.done < 1024 && step.done % BACKEND_GRID == 0);
+    backend_cuda.session_free(s);
     close_model(m);
 }
 
@@ -450,9 +503,11 @@ int main(void) {
         cmocka_unit_test(memory_that_went_away),
         cmocka_unit_test(the_cpu_takes_over),
         cmocka_unit_test(prompts_take_fewer_rows),
+        cmocka_unit_test(the_upload_is_told),
         cmocka_unit_test(paths_that_cannot_be_had),
         cmocka_unit_test(prompts_without_their_kernels),
         cmocka_unit_test(steps_cost_what_is_planned),
+        cmocka_unit_test(slow_chunks_get_shorter),
         cmocka_unit_test(holes_of_the_vocabulary),
         cmocka_unit_test(states_leave_room_for_sessions),
         cmocka_unit_test(answers_without_saved_states),

@@ -94,6 +94,40 @@ static void open_on(struct lily_engine **out, const struct backend *first,
     assert_int_equal(engine_assemble(&o, &parts, out, err), expected);
 }
 
+/* What a backend tells of its upload reaches the caller, who may end it. */
+struct upload {
+    uint64_t done, total;
+    int answer;
+};
+
+static int see_upload(void *arg, const char *label, const char *unit, uint64_t done,
+                      uint64_t total) {
+    struct upload *u = arg;
+    assert_string_equal(label, "upload");
+    assert_string_equal(unit, "B");
+    u->done = done;
+    u->total = total;
+    return u->answer;
+}
+
+static void test_upload_is_told(void **state) {
+    (void)state;
+    static const struct backend *const all[] = {&backend_fake, &reference, NULL};
+    struct upload u = {0};
+    const lily_engine_options o = {.progress = see_upload, .arg = &u};
+    const struct engine_parts parts = {
+        .weights = &fake_weights, .backend = &backend_fake, .all = all};
+    lily_engine *e;
+    lily_err err;
+    fake = (struct fake){0};
+    assert_int_equal(engine_assemble(&o, &parts, &e, &err), 0);
+    assert_int_equal(u.done, 3);
+    assert_int_equal(u.total, 4);
+    lily_engine_close(e);
+    u.answer = 1;
+    assert_int_equal(engine_assemble(&o, &parts, &e, &err), LILY_ECANCELED);
+}
+
 /* A GPU without room or with a bad driver is passed over where the choice was the engine's. */
 static void test_fallback(void **state) {
     (void)state;
@@ -111,9 +145,9 @@ static void test_fallback(void **state) {
     assert_string_equal(info.backend, "fake");
     assert_string_equal(info.device, "a script");
     assert_int_equal(info.context, 32768); /* not lowered for the one that had no room */
-    assert_non_null(strstr(log.text, "backend: small failed to open: context of 2048 tokens: gpu: "
+    assert_non_null(strstr(log.text, "small failed to open: context of 2048 tokens: gpu: "
                                      "found 8 GiB, expected 20; going on with old"));
-    assert_non_null(strstr(log.text, "backend: old failed to open: driver: found version 1, "
+    assert_non_null(strstr(log.text, "old failed to open: driver: found version 1, "
                                      "expected 2; going on with fake"));
     assert_non_null(strstr(info.reason, "the best usable one: tests only; small failed to open: "));
     assert_non_null(strstr(info.reason, "; old failed to open: driver: found version 1"));
@@ -412,11 +446,17 @@ static void test_doctor(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_choice),         cmocka_unit_test(test_fallback),
-        cmocka_unit_test(test_context),        cmocka_unit_test(test_missing_model),
-        cmocka_unit_test(test_tokenizer_file), cmocka_unit_test(test_sampling_defaults),
-        cmocka_unit_test(test_end_ids),        cmocka_unit_test(test_bad_files),
-        cmocka_unit_test(test_tokens),         cmocka_unit_test(test_doctor),
+        cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_fallback),
+        cmocka_unit_test(test_upload_is_told),
+        cmocka_unit_test(test_context),
+        cmocka_unit_test(test_missing_model),
+        cmocka_unit_test(test_tokenizer_file),
+        cmocka_unit_test(test_sampling_defaults),
+        cmocka_unit_test(test_end_ids),
+        cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_doctor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

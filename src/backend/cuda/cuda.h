@@ -10,6 +10,7 @@
  *   step.c      decode: slots checked, up to two steps in flight, results handed over
  *   layers.c    the layers made of portable kernels, for prompts and decode steps
  *   prefill.c   a chunk of a prompt
+ *   chunk.c     how long it may be
  *   prompt.c    its layers made of kernels for sm_90a
  *   portable.c  a decode step through the portable kernels
  *   batch.c     a decode step of 2 to 64 slots
@@ -158,9 +159,10 @@ struct backend_model {
     CUdeviceptr steps_block;
     struct cuda_slot *prompt_slot; /* pinned, of a prompt chunk */
     CUdeviceptr prompt_slot_device;
-    int32_t *prompt_ids;    /* [R] pinned */
-    int32_t *prompt_finite; /* pinned */
-    float *trace_rows;      /* host memory for a traced row; NULL without a trace */
+    int32_t *prompt_ids;      /* [R] pinned */
+    int32_t *prompt_finite;   /* pinned */
+    double operation_seconds; /* chunk.c; 0: nothing was timed yet */
+    float *trace_rows;        /* host memory for a traced row; NULL without a trace */
 };
 
 /* Everything a sequence remembers. */
@@ -296,6 +298,11 @@ size_t cuda_prompt_bytes(const struct backend_model *m);
 int cuda_prompt_open(struct backend_model *m, lily_err *err);
 void cuda_prompt_close(struct backend_model *m);
 int cuda_prompt_layers(struct backend_model *m, const struct cuda_run *run, lily_err *err);
+
+/* chunk.c: rows of the next prompt chunk at most, by the time that earlier ones took; a multiple of
+ * BACKEND_GRID where there is memory for so many. */
+int32_t cuda_chunk_rows(const struct backend_model *m, int32_t position);
+void cuda_chunk_took(struct backend_model *m, int32_t position, int32_t n, double seconds);
 
 /* prefill.c: the backend's prefill */
 int cuda_prefill(struct backend_session *s, struct prefill_step *step, lily_err *err);

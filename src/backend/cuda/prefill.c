@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
+#include "base/clock.h"
 
 void cuda_slot_of(const struct backend_session *s, struct cuda_slot *out) {
     int now = s->parity, next = s->parity ^ 1;
@@ -117,16 +118,19 @@ int cuda_prefill(struct backend_session *s, struct prefill_step *step, lily_err 
                    "session with a larger context",
                    s->position, s->context);
     }
-    int32_t n = smaller(step->n, m->rows - s->position % BACKEND_GRID);
+    int32_t most = cuda_chunk_rows(m, s->position);
+    int32_t n = smaller(step->n, most - s->position % BACKEND_GRID);
     n = smaller(n, s->context - s->position);
     int rc = check_prompt(s, step, n, err);
     if (rc == LILY_OK) rc = cuda_enter(m, err);
     if (rc != LILY_OK) return rc;
+    double began = clock_seconds();
     rc = run_chunk(s, step, n, err);
     if (rc != LILY_OK) { /* what was queued still reads the ids that the next chunk overwrites */
         m->d->stream_wait(m->stream);
         return rc;
     }
+    if (!step->all_logits) cuda_chunk_took(m, s->position, n, clock_seconds() - began);
     size_t vocab = (size_t)model_shape(m)->vocab;
     if (step->all_logits && step->logits && n == step->n) {
         memcpy(step->logits, step->all_logits + (size_t)(n - 1) * vocab, vocab * sizeof(float));

@@ -528,6 +528,10 @@ static int send_all(struct backend_model *m, const struct plan *p, lily_err *err
     watch(&u);
     for (size_t i = 0; i < n; i++) pthread_join(threads[i], NULL);
     pthread_mutex_destroy(&u.lock);
+    const struct backend_options *o = &m->options;
+    if (u.rc == LILY_OK && o->progress && o->progress(o->progress_arg, p->used, p->used)) {
+        u.rc = ERR(&u.err, LILY_ECANCELED, "upload: cancelled");
+    }
     if (u.rc != LILY_OK && err) *err = u.err;
     return u.rc;
 }
