@@ -70,6 +70,7 @@ typedef struct lily_engine_info {
     uint64_t weight_bytes, session_bytes, scratch_bytes;
     uint64_t bytes_per_token;    /* read per decoded token at depth 0 */
     uint64_t kv_bytes_per_depth; /* and for each token of depth */
+    double bandwidth; /* bytes a second of a GPU's memory, as its driver tells; 0: unknown */
     double load_seconds;
 } lily_engine_info;
 /* Strings are valid until lily_engine_close. */

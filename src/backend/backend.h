@@ -111,8 +111,9 @@ struct backend_stats {
     uint64_t scratch_bytes;
     uint64_t bytes_per_token;    /* weights and state read per decoded token at depth 0 */
     uint64_t kv_bytes_per_depth; /* read per decoded token for each token of depth */
-    char kernels[64];            /* which kernels were chosen: "avx512-vnni" */
-    char device[128];            /* as this model uses it; empty: as probe tells it */
+    double bandwidth; /* bytes a second of the device's memory, as its driver tells; 0: unknown */
+    char kernels[64]; /* which kernels were chosen: "avx512-vnni" */
+    char device[128]; /* as this model uses it; empty: as probe tells it */
 };
 
 /* What a backend's self-test found out about one kernel, or about something else. */

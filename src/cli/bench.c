@@ -30,10 +30,12 @@ struct bench_work {
     lily_engine *engine;
     lily_session *session;
     lily_engine_info info;
-    int32_t *ids;  /* [longest] the measured prompt */
-    double *rates; /* [repeats] tok/s of the running row */
-    double bound;  /* bytes per second this machine reads; 0: unknown for this backend */
-    json_t *rows;  /* --json */
+    int32_t *ids;              /* [longest] the measured prompt */
+    double *rates;             /* [repeats] tok/s of the running row */
+    double bound;              /* bytes per second that can be read; 0: unknown for this backend */
+    bool stated;               /* it is the driver's of a GPU, not measured */
+    bool differed;             /* a run did not repeat the digest of its row */
+    json_t *rows;              /* --json */
     uint64_t runs, total_runs; /* for the bar */
     struct work_bar bar;
 };
@@ -123,7 +125,7 @@ static int add_json_row(const struct bench_options *o, struct bench_work *w,
     for (int32_t i = 0; i < o->repeats; i++) json_array_append_new(runs, json_real(w->rates[i]));
     json_t *item =
         json_pack("{s:s, s:i, s:i, s:f, s:f, s:o, s:o, s:o, s:s, s:b, s:o, s:s, s:i, s:s, s:s, "
-                  "s:s, s:s, s:I}",
+                  "s:s, s:s, s:I, s:s?}",
                   "test", row->prefill ? "prefill" : "decode", "n", (int)row->n, "depth",
                   (int)row->depth, "tok_s", row->tok_s, "spread", row->spread, "gb_s",
                   real_or_null(row->gb_s), "fraction_of_bound", real_or_null(row->fraction),
@@ -131,7 +133,10 @@ static int add_json_row(const struct bench_options *o, struct bench_work *w,
                   digest, "digest_repeats", (int)row->repeated, "runs_tok_s", runs, "model",
                   w->info.model_name, "layers", (int)w->info.layers, "backend", w->info.backend,
                   "device", w->info.device, "checkpoint", w->info.checkpoint, "checkpoint_kind",
-                  w->info.model_kind, "weight_bytes", (json_int_t)w->info.weight_bytes);
+                  w->info.model_kind, "weight_bytes", (json_int_t)w->info.weight_bytes, "bound",
+                  w->bound <= 0 ? NULL
+                  : w->stated   ? "stated by the driver"
+                                : "measured by this process");
     return json_array_append_new(w->rows, item) ? ERR_NOMEM(err, "bench rows") : LILY_OK;
 }
 
@@ -160,6 +165,7 @@ static int measure_row(const struct bench_options *o, struct bench_work *w, stru
         row->repeated &= digest == row->digest;
     }
     if (rc) return rc;
+    w->differed |= !row->repeated;
     settle_row(o, w, row);
     if (o->model.json) return add_json_row(o, w, row, err);
     print_row(w, row);
@@ -185,7 +191,8 @@ static int prepare(const struct bench_options *o, struct bench_work *w, lily_err
     if (rc) return rc;
     lily_engine_get_info(w->engine, &w->info);
     /* What the processor reads bounds only the backends that run on it. */
-    if (strcmp(w->info.backend, "cpu") != 0 && strcmp(w->info.backend, "ref") != 0) w->bound = 0;
+    w->stated = strcmp(w->info.backend, "cpu") != 0 && strcmp(w->info.backend, "ref") != 0;
+    if (w->stated) w->bound = w->info.bandwidth;
     rc = lily_session_new(w->engine, 0, &w->session, err);
     if (rc) return rc;
     w->ids = malloc((size_t)room * sizeof *w->ids);
@@ -204,7 +211,9 @@ static void print_head(const struct bench_options *o, const struct bench_work *w
     printf("%s, %d layers, backend %s, %s\n", w->info.model_name, (int)w->info.layers,
            w->info.backend, w->info.device);
     if (w->bound > 0)
-        printf("bound: %.1f GB/s, the read bandwidth measured just now\n", w->bound * 1e-9);
+        printf("bound: %.1f GB/s, %s\n", w->bound * 1e-9,
+               w->stated ? "the memory's clock and width by its driver"
+                         : "the read bandwidth measured just now");
     printf("median of %d runs after a warm-up; spread: (largest - smallest) / median\n\n",
            (int)o->repeats);
     printf("%-8s %7s %7s %10s %9s %8s %9s  %s\n", "test", "n", "depth", "tok/s", "spread", "GB/s",
@@ -301,6 +310,7 @@ static int grid(struct bench_options *o) {
     work_bar_end(&w.bar);
     int status = rc ? fail(&err) : EXIT_OK;
     if (!rc && o->model.json) status = print_json(json_incref(w.rows));
+    if (status == EXIT_OK && w.differed) status = fail_text(DIGESTS_DIFFER);
     interrupt_session(NULL);
     json_decref(w.rows);
     free(w.rates);
@@ -349,7 +359,8 @@ int cmd_bench(int argc, char **argv) {
         .about = "Every row is measured alone, with tokenising outside the timer: prefill reads n "
                  "tokens on top of depth, decode appends n tokens one by one, each the likeliest "
                  "after the one before. The digest names the tokens and logits that came out: the "
-                 "same build on the same machine repeats it. GB/s counts the weights and state "
+                 "same build on the same machine repeats it, or exit status 1 says that it did "
+                 "not. GB/s counts the weights and state "
                  "that a decoded token reads.",
         .example = "lily bench -p 512,2048 -n 64 -d 0,4096 -r 5 --json\n"
                    "  lily bench -m model.lily --report mac.md",

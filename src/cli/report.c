@@ -25,6 +25,7 @@ struct report {
     double started;
     double last[2];    /* seconds of reading and decoding of each kind's newest row */
     int32_t last_n[2]; /* its length or depth, 0: none yet */
+    bool differed;     /* a run did not repeat the digest of its row */
     bool ended[2];     /* rows of that kind no longer fit memory or time */
     uint64_t done, total;
     struct work_bar bar;
@@ -68,8 +69,14 @@ static int run_row(struct report *r, bool decode, int32_t n, json_t **row, lily_
     if (o->model->keep_bf16) words[w++] = "--keep-bf16";
     words[w] = NULL;
     int rc = child_run(words, &out, err);
-    json_t *rows = rc ? NULL : json_loadb(out.data ? out.data : "", out.len, 0, NULL);
+    json_t *rows = json_loadb(out.data ? out.data : "", out.len, 0, NULL);
     *row = json_incref(json_array_get(rows, 0));
+    /* Also of a process that failed because its runs differ: the row says so. */
+    if (rc != LILY_ECANCELED && json_is_false(json_object_get(*row, "digest_repeats"))) rc = 0;
+    if (rc) {
+        json_decref(*row);
+        *row = NULL;
+    }
     if (!rc && !*row) rc = ERR(err, LILY_EFORMAT, "bench: found no row, expected one");
     json_decref(rows);
     buf_free(&out);
@@ -131,9 +138,10 @@ static int add_run(struct report *r, const json_t *row) {
 
 /* The bound of a row: measured by its process, or what the user says of the machine. */
 static void add_bandwidth(const struct report *r, const json_t *row, json_t *item) {
-    const json_t *measured = json_object_get(row, "bound_gb_s");
-    double bound = json_is_real(measured) ? json_real_value(measured) : (double)r->o->bandwidth;
-    const char *source = json_is_real(measured) ? "measured by this process" : "stated";
+    const json_t *known = json_object_get(row, "bound_gb_s");
+    const char *source = json_string_value(json_object_get(row, "bound"));
+    double bound = json_is_real(known) ? json_real_value(known) : (double)r->o->bandwidth;
+    if (!source) source = "stated";
     json_object_set_new(item, "bandwidth_gb_s", bound > 0 ? json_real(bound) : json_null());
     json_object_set_new(item, "bandwidth", bound > 0 ? json_string(source) : json_null());
     const json_t *rate = json_object_get(row, "gb_s");
@@ -151,6 +159,7 @@ static int add_row(struct report *r, bool decode, int32_t n, const json_t *row) 
         json_object_set(item, keys[i], json_object_get(row, keys[i]));
     add_bandwidth(r, row, item);
     json_object_set_new(item, "published", published_json(r, decode, n));
+    r->differed |= !json_is_true(json_object_get(row, "digest_repeats"));
     report_print_row(stdout, decode, item);
     output_flush();
     return json_array_append_new(json_object_get(r->doc, decode ? "decode" : "prefill"), item);
@@ -253,9 +262,12 @@ int bench_report(const struct report_options *o) {
     int rc = measure_all(&r, &err);
     bool any = json_array_size(json_object_get(r.doc, "prefill")) > 0 ||
                json_array_size(json_object_get(r.doc, "decode")) > 0;
+    size_t left_out = json_array_size(json_object_get(r.doc, "left_out"));
     json_decref(r.doc);
     if (rc) return fail(&err);
     if (!any) return fail_text("report: found no row that could be measured; see %s", o->path);
-    printf("\nwritten to %s\n", o->path);
-    return EXIT_OK;
+    printf("\nwritten to %s", o->path);
+    if (left_out > 0) printf(", %zu row%s left out", left_out, left_out == 1 ? "" : "s");
+    putchar('\n');
+    return r.differed ? fail_text(DIGESTS_DIFFER) : EXIT_OK;
 }

@@ -20,7 +20,13 @@ struct report_options {
     const char *note;      /* the user's, NULL: none */
 };
 
-/* Prints rows as they come; returns the exit status. */
+/* What both kinds of bench end with, and exit status 1, when a row is marked so. */
+#define DIGESTS_DIFFER                                                                             \
+    "bench: found runs that did not repeat the digest of their row, expected the same results "    \
+    "from "                                                                                        \
+    "the same input; see the rows marked \"differs\""
+
+/* Prints rows as they come; returns the exit status. Rows left out are counted in the last line. */
 int bench_report(const struct report_options *o);
 
 #endif

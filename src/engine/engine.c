@@ -340,6 +340,7 @@ void lily_engine_get_info(const lily_engine *e, lily_engine_info *out) {
         .scratch_bytes = stats.scratch_bytes,
         .bytes_per_token = stats.bytes_per_token,
         .kv_bytes_per_depth = stats.kv_bytes_per_depth,
+        .bandwidth = stats.bandwidth,
         .load_seconds = e->load_seconds,
     };
 }

@@ -487,7 +487,7 @@ def test_bench_report_leaves_out(lily, standin, tmp_path):
     done = lily("bench", "-m", standin, "-p", "8", "-d", "300000", "-n", "2", "-r", "1", "--minutes", "10000",
                 "--report", path)
     doc = json.loads(path.read_text())
-    assert done.returncode == OK
+    assert done.returncode == OK and done.stdout.endswith(", 2 rows left out\n")
     assert [r["n"] for r in doc["prefill"]] == [8]
     assert [(r["test"], r["n"]) for r in doc["left_out"]] == [("prefill", 300000),
                                                              ("decode", 300000)]

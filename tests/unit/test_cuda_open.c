@@ -268,6 +268,7 @@ static void first_path_is(const char *name) {
     struct backend_model *m = open_model(&one, LILY_OK, &err);
     struct backend_stats stats;
     backend_cuda.stats(m, &stats);
+    assert_true(stats.bandwidth > 4.91e12 && stats.bandwidth < 4.92e12); /* 3,201 MHz, 6,144 bits */
     if (strcmp(m->paths[0]->name, name) != 0) {
         fail_msg("found \"%s\", expected \"%s\"", m->paths[0]->name, name);
     }

@@ -366,6 +366,14 @@ static void cuda_probe(struct backend_probe *out) {
              m.capability / 10, m.capability % 10, m.d->version / 1000, m.d->version % 1000 / 10);
 }
 
+/* Two transfers a clock over the whole width; 0 where the driver does not say. */
+static double bandwidth(const struct backend_model *m) {
+    int khz = 0, bits = 0;
+    m->d->device_attribute(&khz, CU_MEMORY_KHZ, m->device);
+    m->d->device_attribute(&bits, CU_MEMORY_BITS, m->device);
+    return 2.0 * 1e3 * khz * bits / 8;
+}
+
 static void cuda_stats(const struct backend_model *m, struct backend_stats *out) {
     const struct plan_query token = {.layers = m->w->layers, .tokens = 1};
     struct backend_plan plan = {0};
@@ -376,6 +384,7 @@ static void cuda_stats(const struct backend_model *m, struct backend_stats *out)
         .scratch_bytes = cuda_need(m).scratch,
         .bytes_per_token = plan.weight_bytes + plan.state_bytes,
         .kv_bytes_per_depth = cuda_kv_bytes(m, 1),
+        .bandwidth = bandwidth(m),
     };
     snprintf(out->kernels, sizeof out->kernels, "%s", m->paths[0]->name);
     describe(m, out->device, sizeof out->device);

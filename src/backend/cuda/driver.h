@@ -23,6 +23,8 @@ enum { /* CUdevice_attribute */
        CU_SHARED_PER_BLOCK_OPTIN = 97,
        CU_MULTIPROCESSORS = 16,
        CU_L2_BYTES = 38,
+       CU_MEMORY_KHZ = 36,
+       CU_MEMORY_BITS = 37,
        CU_CAPABILITY_MAJOR = 75,
        CU_CAPABILITY_MINOR = 76,
        CU_COOPERATIVE_LAUNCH = 95,
