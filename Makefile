@@ -127,10 +127,14 @@ e2e: $(BUILD)/lily $(BUILD)/lily-core $(BUILD)/fake-serve $(BUILD)/tests/text_dr
 check:
 	@tools/check.sh
 metal-emulator:
-	@$(PYTHON) -B -m pytest -q -rs tests/metal_emulator
+	@$(PYTHON) -B -m pytest -q -rs tests/metal_emulator --ignore=tests/metal_emulator/test_contraction.py
 	@$(MAKE) --no-print-directory -C tests/metal_runtime run chain
-metal metal-full:
-	@$(MAKE) --no-print-directory -C tests/metal_host $(if $(filter metal-full,$@),full,run)
+metal:
+	@$(MAKE) --no-print-directory -C tests/metal_host run
+	@$(PYTHON) -B -m pytest -q -rs tests/metal_emulator/test_contraction.py
+metal-full: metal-emulator
+	@$(MAKE) --no-print-directory -C tests/metal_host full
+	@$(PYTHON) -B -m pytest -q -rs tests/metal_emulator/test_contraction.py --full
 fuzz: $(FUZZ)
 	@tests/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ)
 format:

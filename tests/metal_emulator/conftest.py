@@ -11,6 +11,7 @@ MISSING = [t for t in ("clang++-19", "addr2line") if shutil.which(t) is None]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--foreign", help="folder of public repositories with kernels")
+    parser.addoption("--full", action="store_true", help="larger slices in test_contraction.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
