@@ -496,6 +496,68 @@ static void any_call_may_fail(void **state) {
     assert_true(refused > 100 && opened > 10);
 }
 
+/* What a sequence does from its beginning to its end; ends at the first error. */
+static int live(struct backend_model *m, struct backend_session **s, struct backend_state **saved,
+                char *room, lily_err *err) {
+    static const struct backend_sampling warm = {
+        .temperature = 1, .top_p = 1, .repetition = 1.1f, .top_k = 5};
+    static const int32_t ids[] = {1, 2, 3, 4, 5};
+    static float logits[4096];
+    const struct backend *b = &backend_cuda;
+    struct prefill_step step = {.ids = ids, .n = 5, .logits = logits};
+    struct decode_result result;
+    int rc = b->session_new(m, 128, s, err);
+    if (rc == LILY_OK) rc = b->prefill(*s, &step, err);
+    if (rc == LILY_OK) rc = b->sample_begin(*s, ids, 5, err);
+    struct decode_slot slot = {.session = *s, .token = 5, .sampling = &warm, .logits = logits};
+    for (int i = 0; i < 2 && rc == LILY_OK; i++, slot.token = -1) {
+        rc = b->decode_submit(m, &slot, 1, err);
+    }
+    for (int i = 0; i < 2 && rc == LILY_OK; i++) rc = b->decode_wait(m, &result, 1, err);
+    if (rc == LILY_OK) rc = b->rewind(*s, err);
+    if (rc == LILY_OK) rc = b->state_new(m, saved, err);
+    if (rc == LILY_OK) rc = b->state_save(*s, *saved, err);
+    if (rc == LILY_OK) rc = b->state_export(*saved, room, err);
+    if (rc == LILY_OK) rc = b->state_import(*saved, room, err);
+    if (rc == LILY_OK) rc = b->kv_export(*s, 0, 6, room, err);
+    if (rc == LILY_OK) rc = b->kv_import(*s, 0, 6, room, err);
+    return rc == LILY_OK ? b->state_restore(*s, *saved, 6, err) : rc;
+}
+
+/* A call that fails in the life of a sequence is an error of that call; the model goes on, and
+ * nothing is left behind. */
+static void any_later_call_may_fail(void **state) {
+    (void)state;
+    lily_err err;
+    card_reset();
+    struct backend_model *m = open_model(&one, LILY_OK, &err);
+    size_t bytes = cuda_state_bytes(m) + cuda_kv_bytes(m, 6);
+    char *room = malloc(bytes);
+    long before = atomic_load(&card.live), k = 1;
+    assert_non_null(room);
+    for (int rc = 1; rc != LILY_OK; k++) {
+        struct backend_session *s = NULL;
+        struct backend_state *saved = NULL;
+        struct decode_result result;
+        card_reset();
+        card.fail_at = k, card.fail_with = LAUNCH_FAILED;
+        err = (lily_err){0};
+        rc = live(m, &s, &saved, room, &err);
+        if (rc != LILY_OK) {
+            assert_int_equal(rc, LILY_EBACKEND);
+            assert_int_equal(err.code, rc);
+        }
+        while (m->n_steps) assert_int_equal(backend_cuda.decode_wait(m, &result, 1, &err), 0);
+        backend_cuda.state_free(saved);
+        backend_cuda.session_free(s);
+        assert_int_equal(atomic_load(&card.live), before);
+        assert_int_equal(m->sessions, 0);
+    }
+    assert_true(k > 100);
+    free(room);
+    close_model(m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(drivers_that_do_not_serve),
@@ -513,6 +575,7 @@ int main(void) {
         cmocka_unit_test(states_leave_room_for_sessions),
         cmocka_unit_test(answers_without_saved_states),
         cmocka_unit_test(any_call_may_fail),
+        cmocka_unit_test(any_later_call_may_fail),
     };
     return cmocka_run_group_tests(tests, make_weights, free_weights);
 }

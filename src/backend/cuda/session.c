@@ -228,8 +228,11 @@ int cuda_sample_begin(struct backend_session *s, const int32_t *prompt, int32_t 
     int32_t vocab = model_shape(m)->vocab;
     for (int32_t i = 0; i < n; i++) {
         if (prompt[i] >= 0 && prompt[i] < vocab) continue;
-        return ERR(err, LILY_EINVAL, "prompt: found token id %d at %d, expected 0 to %d", prompt[i],
-                   i, vocab - 1);
+        return ERR(
+            err, LILY_EINVAL,
+            "prompt: found token id %d at %d, expected 0 to %d; tokenize with this checkpoint's "
+            "tokenizer",
+            prompt[i], i, vocab - 1);
     }
     int rc = cuda_enter(m, err);
     if (rc != LILY_OK) return rc;

@@ -106,7 +106,9 @@ static int check_slots(const struct backend_model *m, const struct decode_slot *
         for (int32_t j = 0; j < i; j++) distinct = distinct && slots[i].session != slots[j].session;
     }
     if (n < 1 || n > m->options.max_sessions || !distinct) {
-        return ERR(err, LILY_EINVAL, "decode: found %d slots, expected 1 to %d distinct sessions",
+        return ERR(err, LILY_EINVAL,
+                   "decode: found %d slots, expected 1 to %d distinct sessions; open the model for "
+                   "more, and give each session one slot",
                    n, m->options.max_sessions);
     }
     int rc = LILY_OK;
@@ -187,7 +189,9 @@ int cuda_decode_wait(struct backend_model *m, struct decode_result *results, int
                      lily_err *err) {
     struct cuda_step *step = &m->steps[m->first_step];
     if (!m->n_steps || n != step->n) {
-        return ERR(err, LILY_EINVAL, "decode: found a wait for %d slots, expected %d as submitted",
+        return ERR(err, LILY_EINVAL,
+                   "decode: found a wait for %d slots, expected %d; wait for a step as it was "
+                   "submitted",
                    n, m->n_steps ? step->n : 0);
     }
     m->first_step = (m->first_step + 1) % CUDA_IN_FLIGHT;
