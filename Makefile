@@ -101,7 +101,8 @@ help:
 	@echo "make core   build $(BUILD)/lily-core: engine, bench and eval, libraries linked in"
 	@echo "make check  format, warnings with gcc and clang, static analysis, layers, sanitizers, fuzzers,"
 	@echo "            the Metal emulator's own tests"
-	@echo "make metal  the Metal backend end to end on the emulated device (Linux; needs clang-19)"
+	@echo "make metal  the Metal backend end to end on the emulated device (Linux; needs clang-19);"
+	@echo "            metal-full: more of the same, each kernel alone, the real shape (an hour)"
 	@echo "make format apply clang-format        make deps  install what is missing      make clean"
 
 deps:
@@ -198,17 +199,21 @@ $(EMULATED)/batch.o: tests/cuda/emulator/batch.cpp $(wildcard src/backend/cuda/k
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
 	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $<
+$(BUILD)/sample-emulated: $(call OBJ,tests/cuda/emulator/sample.c) $(EMULATED)/portable_sample.o $(EMULATED)/emulator.o $(BUILD)/liblily.a
+	@echo "  LINK $@"
+	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -o $@ $^ $(STATIC) -lpthread -lm -ldl
 $(BUILD)/batch-emulated: $(EMULATED)/batch.o $(EMULATED)/emulator.o
 	@echo "  LINK $@"
 	$(Q)$(CXX) -o $@ $^
 $(BUILD)/prefill-emulated: $(EMULATED)/prefill.o $(EMULATED)/emulator.o
 	@echo "  LINK $@"
 	$(Q)$(CXX) -o $@ $^
-cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated
+cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated $(BUILD)/sample-emulated
 	@$(BUILD)/cuda-emulated
 	@$(BUILD)/cuda-emulated --capability 90 stages logits batch
 	@$(BUILD)/prefill-emulated check
 	@$(BUILD)/batch-emulated
+	@$(BUILD)/sample-emulated
 else
 cuda-emulator:
 	@echo "skipped: the CUDA emulator switches fibers in x86-64 code for Linux"
