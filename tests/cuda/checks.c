@@ -7,47 +7,6 @@
 
 /* ---- logits ---------------------------------------------------------------------------------- */
 
-/* Every position of prompts of these lengths, and four decoded tokens behind each. */
-void check_logits(const struct bench_model *b, const int32_t *lengths, int32_t n_lengths) {
-    int32_t most = lengths[n_lengths - 1] + 4;
-    float *truth = side_rows(b, most), *own = side_rows(b, most);
-    size_t row = (size_t)b->vocab;
-    struct side t = side_open(b, b->truth, "logits, truth", 1, NULL);
-    struct side x = side_open(b, b->cuda, "logits", 1, NULL);
-    double decoded = 0, max = 0;
-    char what[96];
-    printf("logits of prompts\n");
-    /* The truth's rows do not depend on where a prompt ends. */
-    side_feed(b, &t, 0, 0, most, most, truth, NULL);
-    for (int32_t i = 0; i < n_lengths && !x.bad && !t.bad; i++) {
-        int32_t n = lengths[i];
-        b->cuda->reset(x.s[0]);
-        memset(own, 0xff, (size_t)n * row * sizeof *own); /* NaN again */
-        side_feed(b, &x, 0, 0, n, n, own, NULL);
-        /* Of long prompts of many logits every seventh row, and the last 64. */
-        struct likeness p =
-            compare_some(truth, own, n, b->vocab, n > 400 && b->vocab > 100000 ? 7 : 1);
-        for (int32_t k = 0; k < 4; k++) {
-            side_decode(&x, 0, token_at(n + k, b->w->vocab_used), own + (size_t)(n + k) * row);
-        }
-        struct likeness d = compare(truth + (size_t)n * row, own + (size_t)n * row, 4, b->vocab);
-        decoded += d.kl / n_lengths;
-        if (!(d.max <= max)) max = d.max;
-        snprintf(what, sizeof what,
-                 "prompt of %d: mean KL (worst %.2g, difference %.2g, top-1 %.3f)", n, p.worst,
-                 p.max, p.agree);
-        note(what, p.kl, 1e-3);
-    }
-    snprintf(what, sizeof what, "decode behind each: mean KL (largest difference %.2g)", max);
-    note(what, x.bad || t.bad ? (double)NAN : decoded, 1e-3);
-    side_close(&t);
-    side_close(&x);
-    free(truth);
-    free(own);
-}
-
-/* ---- the same however it is cut -------------------------------------------------------------- */
-
 static void *state_of(struct side *x, int i) {
     if (x->bad) return calloc(1, 1);
     void *out = malloc(x->b->state_bytes(x->m));
@@ -59,6 +18,100 @@ static void *state_of(struct side *x, int i) {
     x->b->state_free(state);
     return out;
 }
+
+enum { ALL_ROWS = 2100 }; /* prompts up to here are compared at every position */
+
+/* Truth and card with the rows of both. */
+struct logits {
+    const struct bench_model *b;
+    struct side t, x;
+    float *truth, *own;
+    double decoded, max; /* of the tokens decoded behind prompts: sum of KL, largest difference */
+};
+
+/* Rows [from, n) lie at the rows' begin; four tokens are decoded behind them. */
+static void compare_from(struct logits *c, int32_t from, int32_t n, bool decode_truth) {
+    const struct bench_model *b = c->b;
+    size_t row = (size_t)b->vocab;
+    float *truth = c->truth, *own = c->own;
+    int32_t rows = n - from;
+    char what[96];
+    /* Of many logits every seventh row, and the last 64. */
+    struct likeness p =
+        compare_some(truth, own, rows, b->vocab, rows > 400 && b->vocab > 100000 ? 7 : 1);
+    snprintf(what, sizeof what, "prompt of %d: mean KL (worst %.2g, difference %.2g, top-1 %.3f)",
+             n, p.worst, p.max, p.agree);
+    note(what, c->x.bad || c->t.bad ? (double)NAN : p.kl, 1e-3);
+    for (int32_t k = 0; k < 4; k++) {
+        int32_t token = token_at(n + k, b->w->vocab_used);
+        size_t at = (size_t)(rows + k) * row;
+        side_decode(&c->x, 0, token, own + at);
+        if (decode_truth) side_decode(&c->t, 0, token, truth + at);
+    }
+    struct likeness d = compare(truth + (size_t)rows * row, own + (size_t)rows * row, 4, b->vocab);
+    c->decoded += d.kl;
+    if (!(d.max <= c->max)) c->max = d.max;
+}
+
+/* A long prompt in one call must leave the state that one cut on the grid leaves; the rows behind
+ * the cut, at least 64, are compared. */
+static void compare_tail(struct logits *c, int32_t n) {
+    const struct bench_model *b = c->b;
+    int32_t cut = (n - BACKEND_GRID) / BACKEND_GRID * BACKEND_GRID;
+    char what[96];
+    side_feed(b, &c->x, 0, 0, n, n, NULL, NULL);
+    void *whole = state_of(&c->x, 0);
+    b->cuda->reset(c->x.s[0]);
+    b->truth->reset(c->t.s[0]);
+    side_feed(b, &c->x, 0, 0, cut, cut, NULL, NULL);
+    side_feed(b, &c->x, 0, cut, n - cut, n, c->own, NULL);
+    side_feed(b, &c->t, 0, 0, cut, cut, NULL, NULL);
+    side_feed(b, &c->t, 0, cut, n - cut, n, c->truth, NULL);
+    void *parts = state_of(&c->x, 0);
+    snprintf(what, sizeof what, "prompt of %d cut at %d: bytes of state that differ", n, cut);
+    note(what,
+         c->x.bad ? (double)NAN : (double)differing(whole, parts, b->cuda->state_bytes(c->x.m)), 0);
+    free(whole);
+    free(parts);
+    compare_from(c, cut, n, true);
+}
+
+/* Prompts of these ascending lengths, and four decoded tokens behind each. */
+void check_logits(const struct bench_model *b, const int32_t *lengths, int32_t n_lengths) {
+    struct logits c = {.b = b};
+    int32_t most = 2 * BACKEND_GRID + 4; /* what compare_tail needs */
+    for (int32_t i = 0; i < n_lengths; i++) {
+        if (lengths[i] <= ALL_ROWS && lengths[i] + 4 > most) most = lengths[i] + 4;
+    }
+    c.truth = side_rows(b, most);
+    c.own = side_rows(b, most);
+    c.t = side_open(b, b->truth, "logits, truth", 1, NULL);
+    c.x = side_open(b, b->cuda, "logits", 1, NULL);
+    printf("logits of prompts\n");
+    /* The truth's rows do not depend on where a prompt ends. */
+    side_feed(b, &c.t, 0, 0, most, most, c.truth, NULL);
+    for (int32_t i = 0; i < n_lengths && !c.x.bad && !c.t.bad; i++) {
+        int32_t n = lengths[i];
+        b->cuda->reset(c.x.s[0]);
+        int32_t used = n < most ? n + 4 : most;
+        memset(c.own, 0xff, (size_t)used * (size_t)b->vocab * sizeof *c.own); /* NaN again */
+        if (n > ALL_ROWS) {
+            compare_tail(&c, n);
+            continue;
+        }
+        side_feed(b, &c.x, 0, 0, n, n, c.own, NULL);
+        compare_from(&c, 0, n, false);
+    }
+    char what[96];
+    snprintf(what, sizeof what, "decode behind each: mean KL (largest difference %.2g)", c.max);
+    note(what, c.x.bad || c.t.bad ? (double)NAN : c.decoded / n_lengths, 1e-3);
+    side_close(&c.t);
+    side_close(&c.x);
+    free(c.truth);
+    free(c.own);
+}
+
+/* ---- the same however it is cut -------------------------------------------------------------- */
 
 /* Cuts on the grid of state checkpoints change no bit. Others neither, where the recurrent state
  * advances token by token; the large model's advances in pieces of the grid (prompt.c), and a piece

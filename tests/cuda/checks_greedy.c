@@ -7,6 +7,8 @@
 #include "prompts.h"
 #include "side.h"
 
+enum { LONGEST = 256 }; /* tokens of a prompt */
+
 /* A row of logits of the card's text beside the truth's of the same tokens. */
 struct greedy_row {
     double kl, max;   /* divergence, largest difference */
@@ -131,7 +133,7 @@ void check_greedy(const struct bench_model *b, int32_t prompts, int32_t steps) {
     bool one = b->truth != &backend_ref; /* others spread a step over the processors themselves */
     int workers = one ? 1 : processors();
     int32_t block = b->vocab > 100000 ? 16 : 256;
-    struct prompts list = prompts_of(b, prompts, b->context - steps);
+    struct prompts list = prompts_of(b, prompts, LONGEST);
     struct side x = side_open(b, b->cuda, "greedy", 1, NULL);
     struct side *t = calloc((size_t)workers, sizeof *t);
     struct greedy g = {.b = b, .truth = t, .steps = steps, .end = list.end};

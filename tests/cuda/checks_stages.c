@@ -1,225 +1,216 @@
-/* Every stage's output, layer by layer, beside the truth's.
+/* Every stage of every layer beside ref's, from the same input: ref is given what the card's own
+ * stage was given, so that a stage answers for its own rounding and not for what came in. (Errors
+ * that came in can double: attention over random keys weighs values that nearly cancel.) What all
+ * stages together make of a text is told by the checks of logits.
  *
- * Distances grow along a model: what enters a stage is already off, and the stage adds its own. A
- * stage of random weights can double what enters (attention at first weighs values that nearly
- * cancel), so that no one number suits all stages. What a stage may do is therefore taken from the
- * truth itself, run once more with a disturbed embedding: a stage is allowed the error that entered
- * its layer, times what the truth's own stage made of the disturbance, plus a rounding of its own.
- */
+ * With a trace the portable kernels run, one launch a stage; the kernels of 9.0 fuse stages and
+ * are held to plain arithmetic by decode_bench and prefill_bench, and as a whole by logits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/bf16.h"
+#include "backend/ref/ref.h"
 #include "check.h"
 #include "side.h"
 
-/* A stage's own rounding: activations and weights in bf16 (design, numeric contract). */
-static const double OWN_ROUNDING = 1e-2;
-/* Decoding is float32 but for keys and values. */
-static const double DECODED = 4e-3, DECODED_FLIPS = 2e-2;
+/* Relative error of a stage (design, numeric contract): bf16 activations and weights in prompts,
+ * float32 in decoding. There attention reads keys and values that were rounded to bf16, by at most
+ * 2^-9 each: the keys' rounding moves scores of unit size by as much. */
+static const double ROUNDED = 1e-2, EXACT = 1e-4, KEYS = 2.0 / 512;
+/* Share of experts chosen otherwise from the same input: near-ties alone. */
+static const double FLIPS = 1e-2;
 
-struct trace_row {
-    enum stage stage;
-    int32_t layer, pos, n;
-    float *row;
+/* ---- the card's rows ------------------------------------------------------------------------- */
+
+/* Rows by stage, layer and position; owned. */
+struct stage_rows {
+    float **row;    /* [STAGE_COUNT][layers + 1][n], layer -1 first */
+    int32_t *width; /* likewise */
+    int32_t layers, n;
 };
-struct trace {
-    struct trace_row *rows;
-    size_t n, room;
-};
+
+static size_t place(const struct stage_rows *r, enum stage s, int32_t layer, int32_t pos) {
+    size_t group = (size_t)s * (size_t)(r->layers + 1) + (size_t)(layer + 1);
+    return group * (size_t)r->n + (size_t)pos;
+}
 
 static void keep_row(void *arg, enum stage stage, int32_t layer, int32_t pos, const float *row,
                      int32_t n) {
-    struct trace *t = arg;
-    if (stage == STAGE_LOGITS) return;
-    if (t->n == t->room) {
-        t->room = t->room ? 2 * t->room : 1024;
-        t->rows = realloc(t->rows, t->room * sizeof *t->rows);
+    struct stage_rows *r = arg;
+    if (stage == STAGE_LOGITS || pos >= r->n) return;
+    size_t at = place(r, stage, layer, pos);
+    if (!r->row[at]) r->row[at] = malloc((size_t)n * sizeof(float));
+    memcpy(r->row[at], row, (size_t)n * sizeof(float));
+    r->width[at] = n;
+}
+
+/* The text's first n tokens with a trace: as a prompt, or token by token. */
+static struct stage_rows traced(const struct bench_model *b, int32_t n, bool by_decode) {
+    struct stage_rows r = {.layers = b->w->layers, .n = n};
+    size_t count = place(&r, STAGE_COUNT, -1, 0);
+    r.row = calloc(count, sizeof *r.row);
+    r.width = calloc(count, sizeof *r.width);
+    struct backend_options o = {.trace = keep_row, .trace_arg = &r};
+    struct side x = side_open(b, b->cuda, "stages", 1, &o);
+    if (by_decode) {
+        float *logits = side_rows(b, 1);
+        for (int32_t i = 0; i < n; i++) side_decode(&x, 0, token_at(i, b->w->vocab_used), logits);
+        free(logits);
+    } else {
+        side_feed(b, &x, 0, 0, n, n, NULL, NULL);
     }
-    float *copy = malloc((size_t)n * sizeof *copy);
-    memcpy(copy, row, (size_t)n * sizeof *copy);
-    t->rows[t->n++] = (struct trace_row){stage, layer, pos, n, copy};
+    side_close(&x);
+    return r;
 }
 
-static int order(const void *a, const void *b) {
-    const struct trace_row *x = a, *y = b;
-    if (x->stage != y->stage) return x->stage < y->stage ? -1 : 1;
-    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
-    return x->pos < y->pos ? -1 : x->pos > y->pos;
+static void rows_free(struct stage_rows *r) {
+    for (size_t i = 0; i < place(r, STAGE_COUNT, -1, 0); i++) free(r->row[i]);
+    free(r->row);
+    free(r->width);
 }
 
-static void free_trace(struct trace *t) {
-    for (size_t i = 0; i < t->n; i++) free(t->rows[i].row);
-    free(t->rows);
-}
+/* ---- ref from the same input ----------------------------------------------------------------- */
+
+/* One text's comparison; error: as stage_rows.row, negative where there is no such stage. */
+struct stage_check {
+    const struct bench_model *b;
+    struct stage_rows own;
+    double *error;
+};
 
 /* Root of the mean square of the difference over that of the truth. For routing: the share of
  * chosen experts that the other did not choose. */
-static double distance(const struct trace_row *truth, const struct trace_row *x, int32_t top_k) {
+static double distance(enum stage stage, const float *truth, const float *x, int32_t n) {
     double d = 0, s = 0;
-    if (truth->stage == STAGE_ROUTER) {
-        for (int32_t i = 0; i < top_k; i++) {
+    if (stage == STAGE_ROUTER) {
+        for (int32_t i = 0; i < n / 2; i++) {
             bool found = false;
-            for (int32_t j = 0; j < top_k; j++) found = found || truth->row[i] == x->row[j];
+            for (int32_t j = 0; j < n / 2; j++) found = found || truth[i] == x[j];
             d += !found;
         }
-        return d / top_k;
+        return d / (n / 2);
     }
-    for (int32_t i = 0; i < truth->n; i++) {
-        double e = (double)truth->row[i] - (double)x->row[i];
+    for (int32_t i = 0; i < n; i++) {
+        double e = (double)truth[i] - (double)x[i];
         d += e * e;
-        s += (double)truth->row[i] * (double)truth->row[i];
+        s += (double)truth[i] * (double)truth[i];
     }
     return s > 0 ? sqrt(d / s) : sqrt(d);
 }
 
-/* Runs the text's first n tokens with a trace: as a prompt, or token by token. */
-static void traced(const struct bench_model *t, const struct backend *b, struct trace *trace,
-                   int32_t n, bool by_decode) {
-    struct backend_options o = {.trace = keep_row, .trace_arg = trace};
-    struct side x = side_open(t, b, "stages", 1, &o);
-    if (by_decode) {
-        float *logits = side_rows(t, 1);
-        for (int32_t i = 0; i < n; i++) side_decode(&x, 0, token_at(i, t->w->vocab_used), logits);
-        free(logits);
-    } else {
-        side_feed(t, &x, 0, 0, n, n, NULL, NULL);
+/* Ref's row beside the card's. A row that the card did not report is an error of its own. */
+static void hold(void *arg, enum stage stage, int32_t layer, int32_t pos, const float *row,
+                 int32_t n) {
+    struct stage_check *c = arg;
+    size_t at = place(&c->own, stage, layer, pos);
+    bool there = c->own.row[at] && c->own.width[at] == n;
+    c->error[at] = there ? distance(stage, row, c->own.row[at], n) : (double)NAN;
+}
+
+static const float *own_row(const struct stage_check *c, enum stage s, int32_t layer, int32_t pos) {
+    return c->own.row[place(&c->own, s, layer, pos)];
+}
+
+/* One token of one layer: each stage from the card's own rows before it. */
+static void hold_layer(struct stage_check *c, struct backend_session *s, int32_t l, float *h,
+                       float *out) {
+    const struct shape *sh = c->b->w->shape;
+    const struct layer_weights *w = &c->b->w->layer[l];
+    int32_t p = s->position, n = sh->hidden;
+    const float *before = own_row(c, l ? STAGE_LAYER_OUT : STAGE_EMBED, l - 1, p);
+    const float *normed = own_row(c, STAGE_INPUT_NORM, l, p);
+    const float *mixed = own_row(c, STAGE_MIXER_OUT, l, p);
+    const float *post = own_row(c, STAGE_POST_NORM, l, p);
+    const float *routed = own_row(c, STAGE_EXPERTS, l, p), *always = own_row(c, STAGE_SHARED, l, p);
+    if (!before || !normed || !mixed || !post || !routed || !always) {
+        hold(c, STAGE_LAYER_OUT, l, p, h, -1); /* missing */
+        return;
     }
-    side_close(&x);
-    qsort(trace->rows, trace->n, sizeof *trace->rows, order);
+    ref_rms_norm(before, w->input_norm, out, n, sh->norm_eps);
+    hold(c, STAGE_INPUT_NORM, l, p, out, n);
+    if (shape_is_attention(sh, l))
+        ref_attention(s, l, normed, out);
+    else
+        ref_deltanet(s, l, normed, out);
+    hold(c, STAGE_MIXER_OUT, l, p, out, n);
+    for (int32_t i = 0; i < n; i++) h[i] = before[i] + mixed[i];
+    ref_rms_norm(h, w->post_norm, out, n, sh->norm_eps);
+    hold(c, STAGE_POST_NORM, l, p, out, n);
+    ref_moe(s, l, post, out);
+    for (int32_t i = 0; i < n; i++) h[i] += routed[i] + always[i];
+    hold(c, STAGE_LAYER_OUT, l, p, h, n);
 }
 
-/* ---- distances of one layer's stage ---------------------------------------------------------- */
-
-/* [STAGE_COUNT][layers + 1], layer -1 first: medians over rows (means of routing). A row whose
- * routing flipped is another row: hence the median. */
-struct distances {
-    double *of, worst[STAGE_COUNT];
-    int32_t layers, missing;
-};
-
-static double *distance_at(const struct distances *d, enum stage s, int32_t layer) {
-    return &d->of[(int32_t)s * (d->layers + 1) + layer + 1];
-}
-
-static void add_group(struct distances *d, const struct trace_row *first, double *v, int n) {
-    double sum = 0;
-    for (int i = 0; i < n; i++) {
-        sum += v[i];
-        if (!(v[i] <= d->worst[first->stage])) d->worst[first->stage] = v[i];
-    }
-    double middle = isfinite(sum) ? median(v, n) : (double)NAN;
-    *distance_at(d, first->stage, first->layer) = first->stage == STAGE_ROUTER ? sum / n : middle;
-}
-
-static struct distances distances_of(const struct bench_model *b, const struct trace *truth,
-                                     const struct trace *own) {
-    struct distances d = {.layers = b->w->layers};
-    double *v = malloc((truth->n + 1) * sizeof *v);
-    int n = 0;
-    d.of = calloc((size_t)STAGE_COUNT * (size_t)(d.layers + 1), sizeof *d.of);
-    for (size_t i = 0, j = 0; i < truth->n; i++) {
-        const struct trace_row *x = &truth->rows[i], *next = i + 1 < truth->n ? x + 1 : NULL;
-        while (j < own->n && order(&own->rows[j], x) < 0) j++;
-        if (x->stage == STAGE_FINAL_NORM) continue;
-        if (j == own->n || order(&own->rows[j], x) != 0 || own->rows[j].n != x->n)
-            d.missing++;
-        else
-            v[n++] = distance(x, &own->rows[j], b->w->shape->top_k);
-        if (n && (!next || next->stage != x->stage || next->layer != x->layer)) {
-            add_group(&d, x, v, n);
-            n = 0;
+static void hold_positions(void *arg, int32_t l, int worker) {
+    struct stage_check *c = arg;
+    const struct shape *sh = c->b->w->shape;
+    struct backend_options o = {.trace = hold, .trace_arg = c};
+    struct bench_model short_text = *c->b;
+    short_text.context = c->own.n;
+    struct side t = side_open(&short_text, &backend_ref, "stages, ref", 1, &o);
+    float *rows = calloc(2 * (size_t)sh->hidden, sizeof *rows);
+    (void)worker;
+    for (int32_t p = 0; p < c->own.n && !t.bad; p++) {
+        struct ref_scratch *x = &t.m->x;
+        t.s[0]->position = p;
+        ref_rope_angles(t.m->inv_freq, p, sh->rotary_dim / 2, x->rope_cos, x->rope_sin);
+        if (l == 0) {
+            ref_embed(c->b->w, token_at(p, c->b->w->vocab_used), rows);
+            hold(c, STAGE_EMBED, -1, p, rows, sh->hidden);
         }
+        hold_layer(c, t.s[0], l, rows, rows + sh->hidden);
     }
-    free(v);
-    return d;
-}
-
-/* ---- the truth, disturbed -------------------------------------------------------------------- */
-
-/* Every scale and bias of the embedding up or down to the next bf16. */
-static uint16_t *disturbed(const uint16_t *from, size_t n, uint64_t seed) {
-    uint16_t *out = malloc(n * sizeof *out);
-    for (size_t i = 0; i < n; i++) {
-        int step = random_at(seed, i) >> 63 ? 1 : -1;
-        out[i] = (uint16_t)((from[i] & 0x7fff) < 2 ? from[i] : from[i] + step);
-    }
-    return out;
-}
-
-static struct distances disturbance(const struct bench_model *b, const struct trace *truth,
-                                    int32_t n) {
-    struct weights w = *b->w;
-    struct bench_model t = *b;
-    struct trace trace = {0};
-    size_t groups = (size_t)w.embed.rows * (size_t)w.embed.cols / 64;
-    uint16_t *scales = disturbed(w.embed.scales, groups, 1);
-    uint16_t *biases = disturbed(w.embed.biases, groups, 2);
-    w.embed.scales = scales;
-    w.embed.biases = biases;
-    t.w = &w;
-    traced(&t, b->truth, &trace, n, false);
-    struct distances d = distances_of(b, truth, &trace);
-    free_trace(&trace);
-    free(scales);
-    free(biases);
-    return d;
-}
-
-/* What a stage hands on: the stage whose error enters it, in the same layer or the one before. */
-static enum stage source_of(enum stage s) {
-    if (s == STAGE_INPUT_NORM) return STAGE_LAYER_OUT;
-    if (s <= STAGE_MIXER_OUT || s == STAGE_POST_NORM) return STAGE_INPUT_NORM;
-    return STAGE_POST_NORM;
-}
-
-static double allowed(const struct distances *own, const struct distances *moved, enum stage s,
-                      int32_t layer) {
-    enum stage from = source_of(s);
-    int32_t at = s == STAGE_INPUT_NORM ? layer - 1 : layer;
-    if (at < 0) return OWN_ROUNDING; /* the embedding row itself is exact */
-    double in = *distance_at(own, from, at), shift = *distance_at(moved, from, at);
-    return OWN_ROUNDING + in / shift * *distance_at(moved, s, layer);
+    free(rows);
+    side_close(&t);
 }
 
 /* ---- the check ------------------------------------------------------------------------------- */
 
-/* The layer where the stage is nearest its limit. */
-static void note_stage(const struct distances *own, const struct distances *moved, enum stage s) {
-    double value = 0, limit = 1;
-    int32_t where = -1;
-    bool seen = false;
+static double limit_of(const struct bench_model *b, enum stage s, int32_t layer, bool by_decode) {
+    if (s == STAGE_EMBED) return 0;
+    if (s == STAGE_ROUTER) return FLIPS;
+    if (!by_decode) return ROUNDED;
+    bool keys =
+        s == STAGE_ATTN_MIX || (s == STAGE_MIXER_OUT && shape_is_attention(b->w->shape, layer));
+    return keys ? KEYS : EXACT;
+}
+
+/* The layer where the stage is nearest its limit: the median over rows (a row whose routing
+ * flipped is another row), of routing the mean. */
+static void note_stage(const struct stage_check *c, enum stage s, bool by_decode) {
+    int32_t n = c->own.n, where = -2;
+    double *v = malloc((size_t)n * sizeof *v), value = 0, limit = 1, worst = 0;
     char what[96];
-    for (int32_t l = -1; l < own->layers; l++) {
-        double v = *distance_at(own, s, l), most = s == STAGE_ROUTER ? DECODED_FLIPS : DECODED;
-        if (moved) most = s == STAGE_EMBED ? 0 : allowed(own, moved, s, l);
-        if ((l < 0) != (s == STAGE_EMBED) || (v == 0 && s != STAGE_ROUTER && l >= 0)) continue;
-        if (seen && (isnan(value / limit) || v / most <= value / limit)) continue;
-        value = v, limit = most, where = l, seen = true;
+    for (int32_t l = -1; l < c->own.layers; l++) {
+        const double *e = c->error + place(&c->own, s, l, 0);
+        double sum = 0, most = limit_of(c->b, s, l, by_decode);
+        if (e[0] < 0) continue; /* no such stage in this layer */
+        for (int32_t p = 0; p < n; p++) {
+            v[p] = e[p];
+            sum += e[p];
+            if (!(e[p] <= worst)) worst = e[p];
+        }
+        double here = s == STAGE_ROUTER || isnan(sum) ? sum / n : median(v, n);
+        if (where > -2 && (isnan(value) || here * limit <= value * most)) continue;
+        value = here, limit = most, where = l;
     }
-    if (!seen) return;
-    snprintf(what, sizeof what, "%s %s, layer %d: %s (any row %.2g)", moved ? "prompt" : "decode",
-             stage_name(s), where,
-             s == STAGE_ROUTER ? "share of experts chosen otherwise" : "median distance",
-             own->worst[s]);
+    free(v);
+    if (where == -2) return;
+    snprintf(what, sizeof what, "%s, %s, layer %d: %s (any row %.2g)",
+             by_decode ? "decode" : "prompt", stage_name(s), where,
+             s == STAGE_ROUTER ? "experts chosen otherwise" : "median error", worst);
     note(what, value, limit);
 }
 
 void check_stages(const struct bench_model *b, int32_t n, bool by_decode) {
-    struct trace truth = {0}, own = {0};
-    struct distances moved = {.of = NULL};
+    struct stage_check c = {.b = b};
     printf("stages of %d tokens %s\n", n, by_decode ? "decoded" : "of a prompt");
-    traced(b, b->truth, &truth, n, by_decode);
-    traced(b, b->cuda, &own, n, by_decode);
-    struct distances d = distances_of(b, &truth, &own);
-    if (!by_decode) moved = disturbance(b, &truth, n);
-    note("rows of stages that are missing", d.missing, 0);
-    for (int s = 0; s < STAGE_LOGITS; s++) {
-        if (s != STAGE_FINAL_NORM) note_stage(&d, by_decode ? NULL : &moved, (enum stage)s);
-    }
-    free(d.of);
-    free(moved.of);
-    free_trace(&truth);
-    free_trace(&own);
+    c.own = traced(b, n, by_decode);
+    size_t count = place(&c.own, STAGE_COUNT, -1, 0);
+    c.error = malloc(count * sizeof *c.error);
+    for (size_t i = 0; i < count; i++) c.error[i] = -1;
+    in_parallel(b->w->layers, processors(), hold_positions, &c);
+    for (int s = 0; s < STAGE_FINAL_NORM; s++) note_stage(&c, (enum stage)s, by_decode);
+    free(c.error);
+    rows_free(&c.own);
 }

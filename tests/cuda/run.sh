@@ -49,7 +49,7 @@ core=$bin/lily-core check=$bin/cuda-check
 mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-table=() failed=() missed=0
+touch "$work/table" "$work/failed" "$work/missed"
 
 # step <name> <seconds at most> <command...>: its output to a log; a line for the table at the end.
 step() {
@@ -63,15 +63,15 @@ step() {
 }
 verdict() { # verdict <name> <status> <seconds>
     local word=ok few
-    [ "$2" -eq 0 ] || { word="FAILED (status $2)" && failed+=("$1"); }
+    [ "$2" -eq 0 ] || { word="FAILED (status $2)" && echo "$1" >>"$work/failed"; }
     few=$(sed -n 's/^[0-9]* rows, [0-9]* checks failed, \([0-9]*\) goals missed$/\1/p' "$out/$1.log" | tail -n 1)
-    missed=$((missed + ${few:-0}))
-    table+=("$(printf '%-18s %-22s %4d s%s' "$1" "$word" "$3" "${few:+, goals missed: $few}")")
+    echo "${few:-0}" >>"$work/missed"
+    printf '%-18s %-22s %4d s%s\n' "$1" "$word" "$3" "${few:+, goals missed: $few}" >>"$work/table"
     echo "== $1: $word ($3 s)"
 }
 skip() {
     echo "== $1: skipped: $2"
-    table+=("$(printf '%-18s skipped: %s' "$1" "$2")")
+    printf '%-18s skipped: %s\n' "$1" "$2" >>"$work/table"
 }
 wants() { [[ " ${steps[*]} " == *" $1 "* ]]; }
 
@@ -169,18 +169,40 @@ in_shell() {
     verdict "$1" $status $((SECONDS - began))
 }
 
-# ---- checkpoints -----------------------------------------------------------------------------
+# ---- checks whose time does not matter, side by side -----------------------------------------
 four=$work/four.lily full=$work/all.lily
 for s in real memcheck racecheck long full ncu; do
     wants $s && [ ! -e "$four" ] && "$core" synth --packed --layers 4 "$four"
 done
-for s in memory start bench speed sweep; do
-    wants $s && [ ! -e "$full" ] && "$core" synth --packed "$full"
-done
-
-# ---- the steps -------------------------------------------------------------------------------
+make_full() {
+    local s
+    for s in memory start bench speed sweep; do
+        wants $s && [ ! -e "$full" ] && "$core" synth --packed "$full"
+    done
+}
+# The stand-in runs the portable kernels, four layers of the real shape those of 9.0.
+sanitize() { # sanitize <tool>
+    if command -v compute-sanitizer >/dev/null; then
+        step "$1" 300 compute-sanitizer --tool "$1" --error-exitcode 1 "$check" \
+            --json "$work/$1.json" states batch company
+        step "$1-real" 300 compute-sanitizer --tool "$1" --error-exitcode 1 "$check" -m "$four" \
+            --against cpu --json "$work/$1-real.json" states
+    else
+        skip "$1" "it needs compute-sanitizer of the CUDA toolkit"
+    fi
+}
 wants doctor && step doctor 60 "$core" doctor
-wants mini && step mini 300 "$check" --json "$work/mini.json"
+wants mini && step mini 300 "$check" --json "$work/mini.json" &
+wants memcheck && sanitize memcheck &
+wants racecheck && sanitize racecheck &
+if wants long; then
+    step long 300 "$check" --json "$work/long.json" long
+    step long-real 300 "$check" -m "$four" --json "$work/long-real.json" long
+fi &
+make_full
+wait
+
+# ---- one after the other ---------------------------------------------------------------------
 wants real && step real 400 "$check" -m "$four" --against cpu --json "$work/real.json"
 if wants kernels; then
     if [ -x "$bin/prefill_bench" ]; then
@@ -190,21 +212,6 @@ if wants kernels; then
         skip kernels "$bin has no prefill_bench"
     fi
 fi
-# The stand-in runs the portable kernels; four layers of the real shape those of 9.0, whose
-# sanitized runs take long: fewer checks there.
-for tool in memcheck racecheck; do
-    wants $tool || continue
-    if command -v compute-sanitizer >/dev/null; then
-        sanitize=(compute-sanitizer --tool $tool --error-exitcode 1)
-        step $tool 300 "${sanitize[@]}" "$check" --json "$work/$tool.json" states batch company
-        step $tool-real 300 "${sanitize[@]}" "$check" -m "$four" --against cpu \
-            --json "$work/$tool-real.json" states
-    else
-        skip $tool "it needs compute-sanitizer of the CUDA toolkit"
-    fi
-done
-wants long && step long 300 "$check" --json "$work/long.json" long
-wants long && step long-real 300 "$check" -m "$four" --json "$work/long-real.json" long
 wants full && in_shell full full_card
 wants memory && in_shell memory memory
 wants start && in_shell start start
@@ -236,7 +243,7 @@ fi
     echo " \"device\": \"$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -n 1)\","
     echo " \"machine\": \"$(uname -srm), $(nproc) processors\","
     echo " \"commit\": \"$(cat "$bin/commit" 2>/dev/null || git describe --always --dirty)\","
-    echo " \"failed_steps\": [$(printf '"%s", ' ${failed[@]+"${failed[@]}"} | sed 's/, $//; s/^""$//')],"
+    echo " \"failed_steps\": [$(sed 's/.*/"&"/' "$work/failed" | paste -sd ,)],"
     echo " \"program\": {\"rows\": ["
     cat "$work/program.rows" 2>/dev/null
     echo " ]}"
@@ -246,9 +253,9 @@ fi
     echo "}"
 } >"$out/cuda.json"
 echo
-printf '%s\n' "${table[@]}"
-echo "goals missed: $missed; $out/cuda.json"
-if [ ${#failed[@]} -gt 0 ]; then
-    echo "failed: ${failed[*]}"
+cat "$work/table"
+echo "goals missed: $(awk '{ n += $1 } END { print n + 0 }' "$work/missed"); $out/cuda.json"
+if [ -s "$work/failed" ]; then
+    echo "failed: $(paste -sd ' ' "$work/failed")"
     exit 1
 fi
