@@ -122,6 +122,7 @@ FAKE_FUNCTION(cuDeviceGetName, char *name, int size, int device) {
 }
 FAKE_FUNCTION(cuDeviceTotalMem_v2, size_t *bytes, int device) {
     (void)device;
+    CALL();
     *bytes = card.memory;
     return 0;
 }

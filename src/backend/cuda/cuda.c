@@ -98,10 +98,11 @@ static int look_at_device(struct backend_model *m, lily_err *err) {
     m->shared_limit = shared;
     rc = cuda_check(d, r, "device", err);
     if (rc != LILY_OK || m->capability >= CUDA_MIN_CAPABILITY) return rc;
-    return ERR(err, LILY_EBACKEND,
-               "CUDA: found %s of compute capability %d.%d, expected 8.0 or newer; use the CPU "
-               "backend",
-               m->name, major, minor);
+    return ERR(
+        err, LILY_EBACKEND,
+        "CUDA: found %s of compute capability %d.%d, expected 8.0 or newer; choose another GPU "
+        "with CUDA_VISIBLE_DEVICES, or use the CPU backend",
+        m->name, major, minor);
 }
 
 static int enter_device(struct backend_model *m, lily_err *err) {
@@ -192,6 +193,17 @@ static bool fewer_rows(struct backend_model *m) {
     return true;
 }
 
+/* The weights must fit the device at all. */
+static int check_total(const struct backend_model *m, lily_err *err) {
+    size_t total = 0, need = m->dw.bytes + DRIVER_RESERVE;
+    int rc = cuda_check(m->d, m->d->device_memory(&total, m->device), "memory", err);
+    if (rc != LILY_OK || need <= total) return rc;
+    return ERR(err, LILY_ENOMEM,
+               "%s: found %.2f GiB of memory, expected %.2f GiB for the weights and the driver; "
+               "this GPU is too small for the model: use the CPU backend",
+               m->name, (double)total / GIB, (double)need / GIB);
+}
+
 /* Everything must fit what is free on the device now, with fewer rows a step if need be. */
 static int preflight(struct backend_model *m, lily_err *err) {
     size_t free_now = 0, total = 0;
@@ -204,16 +216,13 @@ static int preflight(struct backend_model *m, lily_err *err) {
         all = need.weights + need.scratch + need.sessions + need.reserve;
         if (all <= free_now) return LILY_OK;
     } while (fewer_rows(m));
-    bool hopeless = need.weights + need.reserve > total;
     return ERR(err, LILY_ENOMEM,
                "%s: found %.2f GiB of free memory (of %.2f), expected %.2f GiB: %.2f for weights, "
-               "%.2f for scratch, %.2f for %d session(s) of %d tokens, %.2f for the driver; %s",
+               "%.2f for scratch, %.2f for %d session(s) of %d tokens, %.2f for the driver; "
+               "ask for a shorter context or fewer sessions, or close other programs on this GPU",
                m->name, (double)free_now / GIB, (double)total / GIB, (double)all / GIB,
                (double)need.weights / GIB, (double)need.scratch / GIB, (double)need.sessions / GIB,
-               m->options.max_sessions, m->options.max_context, (double)need.reserve / GIB,
-               hopeless ? "this GPU is too small for the model: use the CPU backend"
-                        : "ask for a shorter context or fewer sessions, or close other programs on "
-                          "this GPU");
+               m->options.max_sessions, m->options.max_context, (double)need.reserve / GIB);
 }
 
 /* Which ids may be sampled: nearly always all below a limit, which kernels test for at no cost. */
@@ -252,9 +261,10 @@ int cuda_allocate(struct backend_model *m, lily_err *err) {
 /* ---- the table ------------------------------------------------------------------------------- */
 
 /* Where the context cannot be entered the driver frees nothing, and the host's memory still is. */
-static void close_device(struct backend_model *m) {
+void cuda_close(struct backend_model *m) {
+    if (!m) return;
     const struct cuda_driver *d = m->d;
-    cuda_enter(m, NULL);
+    if (m->context) cuda_enter(m, NULL);
     if (m->stream) d->stream_wait(m->stream);
     for (int32_t i = 0; i < m->n_paths; i++) m->paths[i]->close(m);
     cuda_prompt_close(m);
@@ -264,12 +274,7 @@ static void close_device(struct backend_model *m) {
     cuda_weights_free(m);
     cuda_modules_free(d, m->modules);
     if (m->stream) d->stream_free(m->stream);
-    d->context_release(m->device);
-}
-
-void cuda_close(struct backend_model *m) {
-    if (!m) return;
-    if (m->context) close_device(m);
+    if (m->context) d->context_release(m->device);
     free(m->trace_rows);
     free(m);
 }
@@ -302,8 +307,9 @@ int cuda_open_kernels(struct backend_model *m, lily_err *err) {
 
 static int open_on(struct backend_model *m, lily_err *err) {
     int rc = look_at_device(m, err);
-    if (rc == LILY_OK) rc = enter_device(m, err);
     if (rc == LILY_OK) rc = cuda_weights_plan(m, err);
+    if (rc == LILY_OK) rc = check_total(m, err); /* before a context is made, which takes long */
+    if (rc == LILY_OK) rc = enter_device(m, err);
     if (rc == LILY_OK) rc = preflight(m, err);
     if (rc == LILY_OK) {
         rc = cuda_modules_load(m->d, model_shape(m), m->capability, &m->modules, err);
