@@ -167,14 +167,19 @@ static Model make_model(int n_layers) {
                      cudaMemcpyHostToDevice));
     m.a.layers = m.table;
     decode_scratch &x = m.a.x;
-    CHECK(cudaMalloc(&x.h, 4 * H * 8));
-    CHECK(cudaMalloc(&x.proj, (size_t)std::max(GDN_TILES, ATTN_TILES) * 32 * 4));
-    CHECK(cudaMalloc(&x.scores, (EXPERTS + 1) * 4));
-    CHECK(cudaMalloc(&x.shared, SHAPE_SHARED_WIDTH * 4));
+    CHECK(cudaMalloc(&x.h, 4 * SUM * 8));
+    CHECK(cudaMemset(x.h, 0, 4 * SUM * 8));
+    CHECK(cudaMalloc(&x.kept, (size_t)blocks * DECODE_KEPT * 4));
+    CHECK(cudaMalloc(&x.proj, (size_t)std::max(GDN_TILES, ATTN_TILES) * 32 * 8));
+    CHECK(cudaMalloc(&x.scores, (EXPERTS + 1) * 8));
+    CHECK(cudaMalloc(&x.shared, SHAPE_SHARED_WIDTH * 8));
     CHECK(cudaMalloc(&x.parts, (size_t)blocks * QPK * HEAD * 4));
     CHECK(cudaMalloc(&x.parts_ml, (size_t)blocks * QPK * 2 * 4));
     CHECK(cudaMalloc(&x.best, 8));
     CHECK(cudaMalloc(&x.counter, 256));
+    CHECK(cudaMemset(x.proj, 0, (size_t)std::max(GDN_TILES, ATTN_TILES) * 32 * 8));
+    CHECK(cudaMemset(x.scores, 0, (EXPERTS + 1) * 8));
+    CHECK(cudaMemset(x.shared, 0, SHAPE_SHARED_WIDTH * 8));
     CHECK(cudaMemset(x.best, 0, 8));
     CHECK(cudaMemset(x.counter, 0, 256));
     CHECK(cudaMalloc(&m.a.logits, (size_t)SHAPE_VOCAB * 4));
@@ -190,7 +195,7 @@ struct Sequence {
     float *state[2], *conv[2];
     uint16_t *keys, *values;
     int32_t *token;
-    cuda_slot *slot[2];
+    cuda_slot slot[2];
     int capacity;
 };
 
@@ -206,7 +211,6 @@ static Sequence make_sequence(int n_layers, int capacity) {
         CHECK(cudaMalloc(&q.conv[i], q.conv_n * 4));
         fill_floats<<<264, 512>>>(q.state[i], q.state_n, -0.2f, 0.2f, 900 + (uint64_t)i);
         fill_floats<<<264, 512>>>(q.conv[i], q.conv_n, -1.0f, 1.0f, 910 + (uint64_t)i);
-        CHECK(cudaMalloc(&q.slot[i], sizeof(cuda_slot)));
     }
     CHECK(cudaMalloc(&q.keys, q.kv_n * 2));
     CHECK(cudaMalloc(&q.values, q.kv_n * 2));
@@ -227,17 +231,18 @@ static cuda_slot slot_for(const Sequence &q, int from, int input, int pos) {
     return s;
 }
 
-static uint32_t barrier_count;
-static void launch(Model &m, const cuda_slot *slot, int n_layers) {
+static uint32_t barrier_count, step_count;
+static void launch(Model &m, const cuda_slot &slot, int n_layers) {
     decode_args a = m.a;
     a.slot = slot;
     a.n_layers = n_layers;
     a.pick = 1;
     a.barrier = barrier_count;
-    for (int l = 0; l < n_layers; l++) {
-        barrier_count += (uint32_t)(((l + 1) % SHAPE_ATTENTION_EVERY == 0 ? 5 : 4) * blocks);
-    }
-    decode_step<<<blocks, DECODE_THREADS, sizeof(Shared)>>>(a);
+    a.step = step_count++;
+    barrier_count += (uint32_t)(n_layers / SHAPE_ATTENTION_EVERY * blocks);
+    void *arguments[] = {&a};
+    CHECK(cudaLaunchCooperativeKernel(decode_step, blocks, DECODE_THREADS, arguments,
+                                      sizeof(Shared), NULL));
 }
 
 /* ---- the plain implementation -----------------------------------------------------------------
@@ -509,6 +514,11 @@ template <typename T> static std::vector<T> fetch_array(const T *from, size_t n)
     CHECK(cudaMemcpy(v.data(), from, n * sizeof(T), cudaMemcpyDeviceToHost));
     return v;
 }
+static std::vector<float> fetch_words(const decode_word *from, size_t n) {
+    std::vector<float> v;
+    for (decode_word w : fetch_array(from, n)) v.push_back(w.value);
+    return v;
+}
 static double distance(const std::vector<float> &a, const std::vector<float> &b) {
     double d = 0, n = 0;
     for (size_t i = 0; i < a.size(); i++) {
@@ -539,10 +549,9 @@ static void check(Model &m, int n_layers, int pos, int capacity) {
     Sequence q = make_sequence(n_layers, capacity);
     Plain p = make_plain(q);
     int token = 1234 % SHAPE_VOCAB;
-    cuda_slot s = slot_for(q, 0, token, pos);
-    CHECK(cudaMemcpy(q.slot[0], &s, sizeof s, cudaMemcpyHostToDevice));
+    q.slot[0] = slot_for(q, 0, token, pos);
     CHECK(cudaMemset(m.a.logits, 0xff, (size_t)SHAPE_VOCAB * 4));
-    CHECK(cudaMemset(m.a.x.proj, 0xff, (size_t)std::max(GDN_TILES, ATTN_TILES) * 32 * 4));
+    CHECK(cudaMemset(m.a.x.proj, 0xff, (size_t)std::max(GDN_TILES, ATTN_TILES) * 32 * 8));
     CHECK(cudaMemset(q.state[1], 0xff, q.state_n * 4));
     CHECK(cudaMemset(q.conv[1], 0xff, q.conv_n * 4));
     launch(m, q.slot[0], n_layers);
@@ -550,21 +559,22 @@ static void check(Model &m, int n_layers, int pos, int capacity) {
     plain_step(m, q, p, 0, token, pos, n_layers);
     float gap;
     CHECK(cudaMemcpy(&gap, p.gap, 4, cudaMemcpyDeviceToHost));
-    std::vector<long long> fixed = fetch_array(m.a.x.h, COPIES * H);
+    std::vector<long long> fixed = fetch_array(m.a.x.h + (step_count - 1) % 2 * 2 * SUM, 2 * SUM);
     std::vector<float> h;
     for (int i = 0; i < H; i++) {
         long long sum = 0;
-        for (int copy = 0; copy < COPIES; copy++) {
-            sum += fixed[(size_t)residual_at(i, copy)];
+        for (int copy = 0; copy < 2 * COPIES; copy++) {
+            sum += fixed[(size_t)(copy / COPIES * SUM + residual_at(i, copy % COPIES))] >>
+                   DECODE_COUNT_BITS;
         }
         h.push_back((float)sum / ONE);
     }
     bool attention = n_layers % SHAPE_ATTENTION_EVERY == 0;
     int rows = attention ? ATTN_ROWS : GDN_ROWS;
     double e;
-    e = distance(fetch_array(m.a.x.proj, (size_t)rows), fetch_array(p.proj, (size_t)rows));
+    e = distance(fetch_words(m.a.x.proj, (size_t)rows), fetch_array(p.proj, (size_t)rows));
     verdict(e < 1.5e-4 * n_layers, "projection", n_layers, pos, e);
-    e = distance(fetch_array(m.a.x.scores, EXPERTS + 1), fetch_array(p.scores, EXPERTS + 1));
+    e = distance(fetch_words(m.a.x.scores, EXPERTS + 1), fetch_array(p.scores, EXPERTS + 1));
     verdict(e < 1.5e-4 * n_layers, "router", n_layers, pos, e);
     e = distance(h, fetch_array(p.h, H));
     verdict(e < 1.5e-4 * n_layers, "residual", n_layers, pos, e);
@@ -592,7 +602,7 @@ static void check(Model &m, int n_layers, int pos, int capacity) {
     verdict(memcmp(again.data(), logits.data(), (size_t)SHAPE_VOCAB * 4) == 0, "same bits again",
             n_layers, pos, 0);
     for (int i = 0; i < 2; i++) {
-        cudaFree(q.state[i]), cudaFree(q.conv[i]), cudaFree(q.slot[i]);
+        cudaFree(q.state[i]), cudaFree(q.conv[i]);
     }
     cudaFree(q.keys), cudaFree(q.values), cudaFree(q.token);
     cudaFree(p.h), cudaFree(p.x), cudaFree(p.proj), cudaFree(p.mix), cudaFree(p.scores);
@@ -617,7 +627,7 @@ static double bytes_per_token(int n_layers, int depth) {
 }
 
 #ifdef DECODE_PROFILE
-static void profile(Model &m, const cuda_slot *slot, int n_layers) {
+static void profile(Model &m, const cuda_slot &slot, int n_layers) {
     static const char *names[2][5] = {{"project", "delta", "route", "experts", ""},
                                       {"project", "attend", "out", "route", "experts"}};
     size_t n_stages = 1;
@@ -679,10 +689,7 @@ static void profile(Model &m, const cuda_slot *slot, int n_layers) {
 
 static void measure(Model &m, int n_layers, int depth, int runs) {
     Sequence q = make_sequence(n_layers, depth + 64);
-    for (int i = 0; i < 2; i++) {
-        cuda_slot s = slot_for(q, i, -1, depth);
-        CHECK(cudaMemcpy(q.slot[i], &s, sizeof s, cudaMemcpyHostToDevice));
-    }
+    for (int i = 0; i < 2; i++) q.slot[i] = slot_for(q, i, -1, depth);
     CHECK(cudaMemset(q.token, 0, 4));
     std::vector<float> ms;
     cudaEvent_t a, b;
@@ -706,7 +713,7 @@ static void measure(Model &m, int n_layers, int depth, int runs) {
 #endif
     fflush(stdout);
     for (int i = 0; i < 2; i++) {
-        cudaFree(q.state[i]), cudaFree(q.conv[i]), cudaFree(q.slot[i]);
+        cudaFree(q.state[i]), cudaFree(q.conv[i]);
     }
     cudaFree(q.keys), cudaFree(q.values), cudaFree(q.token);
 }

@@ -114,6 +114,7 @@ struct cuda_step {
  * succeeds with *usable set, and for each step the first opened one that takes it. */
 struct cuda_path {
     const char *name; /* "persistent sm_90a" */
+    bool lean;        /* queue calls cuda_step_send and cuda_step_fetch where it needs them */
     /* Loads kernels, allocates; *usable false with LILY_OK: not for this card or shape. */
     int (*open)(struct backend_model *m, bool *usable, lily_err *err);
     void (*close)(struct backend_model *m);
@@ -291,6 +292,7 @@ int cuda_trace(struct backend_model *m, const struct cuda_run *run, enum stage s
 /* Bytes that the persistent decode step (decode.c) and the prompt kernels take beside the weights,
  * once those are planned; 0 where they do not suit the card or the weights. */
 size_t cuda_decode_bytes(const struct backend_model *m);
+int32_t cuda_decode_stages(const struct backend_model *m); /* of its step: see cuda-decode.md */
 size_t cuda_prompt_bytes(const struct backend_model *m);
 
 /* prompt.c: opening leaves m->prompt NULL where its kernels do not suit the card or the weights;
@@ -313,6 +315,9 @@ void cuda_slot_of(const struct backend_session *s, struct cuda_slot *out);
 int cuda_steps_open(struct backend_model *m, lily_err *err);
 void cuda_steps_close(struct backend_model *m);
 size_t cuda_steps_bytes(const struct backend_model *m);
+/* Queue a step's slots to slots_device, with flags that say finite; results to the host. */
+int cuda_step_send(struct backend_model *m, const struct cuda_step *step, lily_err *err);
+int cuda_step_fetch(struct backend_model *m, const struct cuda_step *step, lily_err *err);
 int cuda_decode_submit(struct backend_model *m, const struct decode_slot *slots, int32_t n,
                        lily_err *err);
 int cuda_decode_wait(struct backend_model *m, struct decode_result *results, int32_t n,

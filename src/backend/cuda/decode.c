@@ -27,10 +27,12 @@ static size_t place(const struct backend_model *m, CUdeviceptr base, struct deco
     int32_t gdn = s->conv_dim + s->gdn_v_dim + 2 * s->gdn_v_heads;
     int32_t attention = 2 * s->q_dim + 2 * s->kv_dim;
     struct decode_scratch *x = &a->x;
-    x->h = room(base, &used, 4 * (size_t)s->hidden * sizeof(int64_t));
-    x->proj = room(base, &used, (size_t)(gdn > attention ? gdn : attention) * f);
-    x->scores = room(base, &used, ((size_t)s->experts + 1) * f);
-    x->shared = room(base, &used, (size_t)s->shared_width * f);
+    size_t word = sizeof(struct decode_word);
+    x->h = room(base, &used, 8 * (size_t)s->hidden * sizeof(int64_t));
+    x->kept = room(base, &used, blocks * DECODE_KEPT * f);
+    x->proj = room(base, &used, (size_t)(gdn > attention ? gdn : attention) * word);
+    x->scores = room(base, &used, ((size_t)s->experts + 1) * word);
+    x->shared = room(base, &used, (size_t)s->shared_width * word);
     x->parts = room(base, &used, blocks * 8 * head * f);
     x->parts_ml = room(base, &used, blocks * 8 * 2 * f);
     x->best = room(base, &used, sizeof(uint64_t));
@@ -70,6 +72,10 @@ size_t cuda_decode_bytes(const struct backend_model *m) {
     return suits(m) ? place(m, 0, &ignored) : 0;
 }
 
+int32_t cuda_decode_stages(const struct backend_model *m) {
+    return 4 * m->gdn_layers + 5 * m->attention_layers + 1;
+}
+
 static struct decode_layer layer_of(const struct backend_model *m, int32_t l) {
     const struct cuda_layer *from = &m->dw.layer[l];
     bool full = shape_is_attention(model_shape(m), l);
@@ -98,9 +104,8 @@ static int fill(struct backend_model *m, lily_err *err) {
     if (!layers) return ERR_NOMEM(err, "CUDA decode");
     place(m, x->block, a);
     for (int32_t l = 0; l < m->w->layers; l++) layers[l] = layer_of(m, l);
-    CUresult r = m->d->to_device(a->layers, layers, n * sizeof *layers, m->stream);
-    if (r == 0) r = m->d->fill8(a->x.best, 0, sizeof(uint64_t), m->stream);
-    if (r == 0) r = m->d->fill8(a->x.counter, 0, 3 * sizeof(uint32_t), m->stream);
+    CUresult r = m->d->fill8(x->block, 0, cuda_decode_bytes(m), m->stream);
+    if (r == 0) r = m->d->to_device(a->layers, layers, n * sizeof *layers, m->stream);
     if (r == 0) r = m->d->stream_wait(m->stream);
     free(layers);
     a->lm_head = m->dw.lm_head.codes;
@@ -111,7 +116,7 @@ static int fill(struct backend_model *m, lily_err *err) {
     a->logits = m->x.logits;
     a->n_layers = m->w->layers;
     a->vocab_used = m->sampled_below;
-    x->per_step = (uint32_t)(4 * m->gdn_layers + 5 * m->attention_layers) * (uint32_t)m->processors;
+    x->per_step = (uint32_t)m->attention_layers * (uint32_t)m->processors;
     return cuda_check(m->d, r, "decode step", err);
 }
 
@@ -128,6 +133,16 @@ static int open_decode(struct backend_model *m, bool *usable, lily_err *err) {
     if (!m->decode) return ERR_NOMEM(err, "CUDA decode");
     int rc = cuda_function(m->d, m->modules, "decode_step", "decode_step", DECODE_SHARED,
                            &m->decode->step, err);
+    int blocks = 0;
+    if (rc == LILY_OK) {
+        rc = cuda_check(m->d,
+                        m->d->occupancy(&blocks, m->decode->step, DECODE_THREADS, DECODE_SHARED),
+                        "decode step", err);
+    }
+    if (rc == LILY_OK && blocks < 1) {
+        close_decode(m);
+        return LILY_OK;
+    }
     if (rc == LILY_OK) {
         rc = cuda_memory(m, cuda_decode_bytes(m), "decode step", &m->decode->block, err);
     }
@@ -151,23 +166,47 @@ static bool is_argmax(const struct backend_model *m, const struct cuda_slot *slo
            slot->frequency == 0 && slot->presence == 0;
 }
 
-static int queue(struct backend_model *m, struct cuda_step *step, lily_err *err) {
+/* Its blocks wait for each other, so they must all run at once. A cooperative launch promises that
+ * whatever else runs on the card, and costs nothing that could be measured. */
+static int launch(struct backend_model *m, lily_err *err) {
     struct cuda_decode *x = m->decode;
-    const struct cuda_slot *slot = &step->slots[0];
-    x->args.slot = step->slots_device;
-    x->args.result = step->results_device;
-    x->args.pick = slot->sample && is_argmax(m, slot);
     void *arguments[] = {&x->args};
-    int rc = cuda_launch(m, x->step, (unsigned)m->processors, 1, 1, DECODE_THREADS, DECODE_SHARED,
-                         arguments, err);
+    CUlaunchAttribute together = {.id = CU_LAUNCH_COOPERATIVE, .value = {.number = 1}};
+    CUlaunchConfig config = {.grid_x = (unsigned)m->processors,
+                             .grid_y = 1,
+                             .grid_z = 1,
+                             .block_x = DECODE_THREADS,
+                             .block_y = 1,
+                             .block_z = 1,
+                             .shared = DECODE_SHARED,
+                             .stream = m->stream,
+                             .attributes = &together,
+                             .n_attributes = 1};
+    int rc =
+        cuda_check(m->d, m->d->launch_with(&config, x->step, arguments, NULL), "decode step", err);
     if (rc != LILY_OK) return rc;
     x->args.barrier += x->per_step;
-    if (!slot->sample || x->args.pick) return LILY_OK;
-    return cuda_run_sampling(m, step->slots_device, 1, true, step->results_device, err);
+    x->args.step++;
+    return LILY_OK;
+}
+
+/* Slot and result travel with the kernel: nothing else is queued unless others sample. */
+static int queue(struct backend_model *m, struct cuda_step *step, lily_err *err) {
+    struct decode_args *a = &m->decode->args;
+    a->slot = step->slots[0];
+    a->pick = a->slot.sample && is_argmax(m, &a->slot);
+    bool others = a->slot.sample && !a->pick;
+    a->result = others ? step->results_device : (CUdeviceptr)(uintptr_t)step->results;
+    int rc = others ? cuda_step_send(m, step, err) : LILY_OK;
+    if (rc == LILY_OK) rc = launch(m, err);
+    if (rc != LILY_OK || !others) return rc;
+    rc = cuda_run_sampling(m, step->slots_device, 1, true, step->results_device, err);
+    return rc == LILY_OK ? cuda_step_fetch(m, step, err) : rc;
 }
 
 const struct cuda_path cuda_path_decode = {.name = "persistent sm_90a",
                                            .open = open_decode,
                                            .close = close_decode,
+                                           .lean = true,
                                            .takes = takes,
                                            .queue = queue};

@@ -38,7 +38,8 @@ enum { /* CUdevice_attribute */
        CU_ERROR_MISMATCH = 803,
        /* flags */
        CU_STREAM_NON_BLOCKING = 1,
-       CU_LAUNCH_PROGRAMMATIC = 6, /* CUlaunchAttributeID: may begin before its predecessor ends */
+       CU_LAUNCH_COOPERATIVE = 2,  /* CUlaunchAttributeID: all blocks run at once, or none */
+       CU_LAUNCH_PROGRAMMATIC = 6, /* the same: may begin before its predecessor ends */
        CU_EVENT_DISABLE_TIMING = 2,
        CU_HOST_PORTABLE = 1
 };
@@ -106,10 +107,7 @@ typedef struct {
         unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters,   \
         void **extra))                                                                             \
     XX(launch_with, "cuLaunchKernelEx",                                                            \
-       (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra))       \
-    XX(launch_cooperative, "cuLaunchCooperativeKernel",                                            \
-       (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,  \
-        unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters))
+       (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra))
 
 struct cuda_driver {
 #define CUDA_DRIVER_FIELD(field, symbol, parameters) CUresult(*field) parameters;

@@ -227,7 +227,7 @@ static int record_step(const struct weights *w, const struct plan_query *q, stru
                                    .barriers = (int32_t)r.arrivals / m->processors,
                                    .command_buffers = r.launches,
                                    .host_syncs = r.waits};
-        p->stages = p->kernels + p->barriers;
+        p->stages = r.arrivals ? cuda_decode_stages(m) : p->kernels;
         cuda_step_bytes(m, q, r.attention_blocks > 1 ? r.attention_blocks : 1, p);
     }
     for (int32_t i = 0; i < n; i++) cuda_session_free(s[i]);

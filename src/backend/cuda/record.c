@@ -67,6 +67,11 @@ static CUresult wait_event(CUevent event) {
     return 0;
 }
 
+static CUresult one_block(int *blocks, CUfunction f, int threads, size_t shared) {
+    *blocks = 1;
+    return 0;
+}
+
 static void note(const char *name, unsigned grid_x, void **arguments) {
     record->launches++;
     if (strstr(name, "flash")) record->attention_blocks = (int32_t)grid_x;
@@ -104,6 +109,7 @@ void cuda_record_begin(struct cuda_record *r, struct cuda_driver *d) {
     d->to_host = fill_host;
     d->stream_wait = wait_stream;
     d->event_wait = wait_event;
+    d->occupancy = one_block;
     d->launch = note_launch;
     d->launch_with = note_launch_with;
     r->next = CUDA_ALIGN;

@@ -134,20 +134,33 @@ static void fill_slot(const struct decode_slot *from, struct cuda_slot *to) {
     to->pick = from->pick;
 }
 
+int cuda_step_send(struct backend_model *m, const struct cuda_step *step, lily_err *err) {
+    const struct cuda_driver *d = m->d;
+    size_t n = (size_t)step->n;
+    CUresult r = d->to_device(step->slots_device, step->slots, n * sizeof *step->slots, m->stream);
+    if (r == 0) r = d->fill8(m->x.finite, 1, n * sizeof(int32_t), m->stream);
+    return cuda_check(d, r, "decode", err);
+}
+
+int cuda_step_fetch(struct backend_model *m, const struct cuda_step *step, lily_err *err) {
+    size_t bytes = (size_t)step->n * sizeof *step->results;
+    return cuda_check(m->d, m->d->to_host(step->results, step->results_device, bytes, m->stream),
+                      "decode", err);
+}
+
 /* Queues slots, work, results and logits. */
 static int queue(struct backend_model *m, struct cuda_step *step, lily_err *err) {
     const struct cuda_driver *d = m->d;
     size_t n = (size_t)step->n, row = (size_t)model_shape(m)->vocab * sizeof(float);
-    CUresult r = d->to_device(step->slots_device, step->slots, n * sizeof *step->slots, m->stream);
-    if (r == 0) r = d->fill8(m->x.finite, 1, n * sizeof(int32_t), m->stream);
-    int rc = cuda_check(d, r, "decode", err);
     const struct cuda_path *path = NULL;
     for (int32_t i = 0; i < m->n_paths && !path; i++) {
         if (m->paths[i]->takes(m, step)) path = m->paths[i];
     }
+    int rc = path->lean ? LILY_OK : cuda_step_send(m, step, err);
     if (rc == LILY_OK) rc = path->queue(m, step, err);
+    if (rc == LILY_OK && !path->lean) rc = cuda_step_fetch(m, step, err);
     if (rc != LILY_OK) return rc;
-    r = d->to_host(step->results, step->results_device, n * sizeof *step->results, m->stream);
+    CUresult r = 0;
     for (size_t i = 0; i < n && r == 0; i++) {
         if (!step->wanted[i].logits) continue;
         r = d->to_host((char *)step->logits + i * row, m->x.logits + i * row, row, m->stream);

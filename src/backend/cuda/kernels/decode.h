@@ -24,15 +24,25 @@ struct decode_layer {
     DEV(const float) gdn_norm;     /* [128] */
 };
 
+/* A number on its way from one block to others. The tag, which no earlier use of the word had,
+ * tells that it has arrived: 8 bytes are written and read at once. */
+struct decode_word {
+    float value;
+    uint32_t tag;
+};
+
 /* Scratch between stages; all of it in device memory, alive during one step. */
 struct decode_scratch {
-    DEV(long long) h;             /* [4 * H] residual stream as sums of integers, see residual_at */
-    DEV(float) proj;              /* [widest projection] */
-    DEV(float) scores;            /* [E + 1] router's, then the shared gate's */
-    DEV(float) shared;            /* [shared_width] inner activations of the shared expert */
-    DEV(float) parts;             /* [blocks][8][head_dim] partial attention */
-    DEV(float) parts_ml;          /* [q_heads][blocks / kv_heads][2] maximum and sum of each */
-    DEV(unsigned long long) best; /* largest logit and its row; 0 between steps */
+    DEV(long long)
+    h;               /* [2][2][2 * H] sums that make the residual stream, see residual_at: of steps
+                        in turn; of mixers, of experts. Those of the next step are 0 */
+    DEV(float) kept; /* [blocks][DECODE_KEPT] see Worker::kept */
+    DEV(struct decode_word) proj;   /* [widest projection] */
+    DEV(struct decode_word) scores; /* [E + 1] router's, then the shared gate's */
+    DEV(struct decode_word) shared; /* [shared_width] inner activations of the shared expert */
+    DEV(float) parts;               /* [blocks][8][head_dim] partial attention */
+    DEV(float) parts_ml;            /* [q_heads][blocks / kv_heads][2] maximum and sum of each */
+    DEV(unsigned long long) best;   /* largest logit and its row; 0 between steps */
     DEV(unsigned) counter; /* [0] grid barrier, never reset; [1] blocks that are done; [2] bad */
 };
 
@@ -43,21 +53,24 @@ struct decode_args {
     DEV(const float) final_norm; /* [H] */
     DEV(const float) inv_freq;   /* [rotary_dim / 2] */
     struct decode_scratch x;
-    DEV(const struct cuda_slot) slot;
-    DEV(struct cuda_result) result;
-    DEV(int32_t) finite;   /* becomes 0 when something was NaN or too large */
-    DEV(float) logits;     /* [V] */
-    DEV(long long) clocks; /* NULL, or [stages][blocks][DECODE_MARKS] (profiling) */
+    struct cuda_slot slot;
+    DEV(struct cuda_result) result; /* of the device or of pinned host memory */
+    DEV(int32_t) finite;            /* becomes 0 when something was NaN or too large */
+    DEV(float) logits;              /* [V] */
+    DEV(long long) clocks;          /* NULL, or [stages][blocks][DECODE_MARKS] (profiling) */
     int32_t n_layers;
     int32_t vocab_used;
     uint32_t barrier; /* value of counter[0] before this step */
+    uint32_t step;    /* rises by one with each step, for the words' tags */
     int32_t pick;     /* the largest logit is this step's token */
 };
 
 enum {
     DECODE_THREADS = 640,
     DECODE_SHARED = 227 * 1024, /* bytes of shared memory, all that a block may have */
-    DECODE_FIXED_BITS = 28,
+    DECODE_FIXED_BITS = 26,
+    DECODE_COUNT_BITS = 8,  /* of a sum: how many contributions it has */
+    DECODE_KEPT = 16 * 128, /* of 16 warps */
     DECODE_MARKS = 12,
     DECODE_INNER = 32 /* inner units of an expert per block */
 };

@@ -57,11 +57,6 @@ __device__ __forceinline__ void norm_and_turn(const Worker &w, float (&x)[8],
     x[1] = q * c + p * s;
 }
 
-__device__ __forceinline__ void load_head(const Worker &w, const float *from, float (&x)[8]) {
-#pragma unroll
-    for (int m = 0; m < 8; m++) x[m] = __ldcg(from + 32 * m + w.lane);
-}
-
 __device__ __forceinline__ void load_weights(const Worker &w, const float *from, float (&x)[8]) {
 #pragma unroll
     for (int m = 0; m < 8; m++) x[m] = __ldg(from + 32 * m + w.lane);
@@ -70,10 +65,17 @@ __device__ __forceinline__ void load_weights(const Worker &w, const float *from,
 /* Queries into shared memory; the block with the newest row makes that row and keeps it. */
 __device__ __forceinline__ void prepare(Worker &w, AttnShared &g, int layer,
                                         const float (&weight)[8], const Context &c) {
-    const float *proj = w.a.x.proj;
+    const bool query = w.warp < QPK, is_key = w.warp == QPK;
+    const bool row = !query && w.warp < QPK + 2 && c.first + c.mine == c.n;
     float x[8];
-    if (w.warp < QPK) {
-        load_head(w, proj + (size_t)(c.kv * QPK + w.warp) * 2 * HEAD, x);
+    if (query || row) {
+        int at = query ? (c.kv * QPK + w.warp) * 2 * HEAD
+                       : 2 * QDIM + (is_key ? 0 : KVDIM) + c.kv * HEAD;
+        take_words(w.a.x.proj + at + w.lane, 32, w.tag(layer), x);
+    }
+    sync_consumers(); /* everyone is done with the rows of the projection */
+    w.mark(0);
+    if (query) {
         norm_and_turn(w, x, weight);
 #pragma unroll
         for (int m = 0; m < 8; m++) {
@@ -82,14 +84,12 @@ __device__ __forceinline__ void prepare(Worker &w, AttnShared &g, int layer,
             g.query_high[w.warp][32 * m + w.lane] = high;
             g.query_low[w.warp][32 * m + w.lane] = to_bf16(q - from_bf16(high));
         }
-    } else if (w.warp < QPK + 2 && c.first + c.mine == c.n) {
-        bool is_key = w.warp == QPK;
-        load_head(w, proj + 2 * QDIM + (is_key ? 0 : KVDIM) + c.kv * HEAD, x);
+    } else if (row) {
         if (is_key) norm_and_turn(w, x, weight);
-        size_t row = ((size_t)(layer / SHAPE_ATTENTION_EVERY) * KV_HEADS + c.kv) *
-                         (size_t)w.s.slot.capacity +
-                     (size_t)(c.n - 1);
-        uint16_t *cache = (is_key ? w.s.slot.keys : w.s.slot.values) + row * HEAD;
+        size_t place = ((size_t)(layer / SHAPE_ATTENTION_EVERY) * KV_HEADS + c.kv) *
+                           (size_t)w.s.slot.capacity +
+                       (size_t)(c.n - 1);
+        uint16_t *cache = (is_key ? w.s.slot.keys : w.s.slot.values) + place * HEAD;
         uint16_t *mine = is_key ? g.key : g.value;
 #pragma unroll
         for (int m = 0; m < 8; m++) {
@@ -248,7 +248,6 @@ __device__ __forceinline__ void stage_attend(Worker &w, int layer, const decode_
     const Context &c = w.s.context;
     float weight[8]; /* of the norms, before the wait */
     load_weights(w, w.warp < QPK ? l.q_norm : l.k_norm, weight);
-    w.wait();
     if (c.mine == 0) {
         w.arrive();
         return;
@@ -300,11 +299,10 @@ static_assert(sizeof(GatherShared) <= WORK, "fits");
 
 /* Third stage, first half: the parts of half a head, weighed, and the gate, until the result lies
  * quantised in shared memory. All loads are asked for before any is used. */
-__device__ __forceinline__ void gather_front(Worker &w) {
+__device__ __forceinline__ void gather_front(Worker &w, int layer) {
     constexpr int BATCH = 5; /* parts a warp adds at once: 80 groups */
     const Context &c = w.s.context;
     GatherShared &g = *reinterpret_cast<GatherShared *>(w.s.work);
-    w.wait();
     int slice = (int)blockIdx.x / OUT_PARTS, head = slice / 2;
     size_t first = (size_t)(head / QPK) * c.span * QPK + (size_t)(head % QPK);
     const float2 *ml = reinterpret_cast<const float2 *>(w.a.x.parts_ml) + (size_t)head * c.span;
@@ -313,7 +311,7 @@ __device__ __forceinline__ void gather_front(Worker &w) {
     float gate = 0;
     const int dim = w.tid / 64 * 64 + dim_at(w.tid % 64); /* of threads below 128 */
     if (w.warp < 4) {
-        gate = __ldcg(w.a.x.proj + (2 * head + 1) * HEAD + slice % 2 * 128 + dim);
+        gate = take_word(w.a.x.proj + (2 * head + 1) * HEAD + slice % 2 * 128 + dim, w.tag(layer));
     }
     float top = -3.0e38f, sum = 0;
     float4 o = {};

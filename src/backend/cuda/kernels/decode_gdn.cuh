@@ -48,16 +48,19 @@ __device__ __forceinline__ void delta_front(Worker &w, int layer, const decode_l
         weight = __ldg(l.gdn_norm + i);
         rate = __ldg(l.decay_rate + head), dt = __ldg(l.dt_bias + head);
     }
-    w.wait();
-    const float *proj = w.a.x.proj;
-    float u = __ldcg(proj + channel);
+    const decode_word *proj = w.a.x.proj;
+    const uint32_t tag = w.tag(layer);
+    float u = take_word(proj + channel, tag);
+    float *scratch = reinterpret_cast<float *>(&w.scratch());
     if (w.warp == 15) {
-        const float *gates = proj + CONV + VDIM + head;
-        float b = __ldcg(gates), a = __ldcg(gates + VHEADS);
-        float x = a + dt, plus = fmaxf(x, 0.0f) + __logf(1.0f + __expf(-fabsf(x)));
-        float decay = __expf(-rate * plus);
-        if (w.lane == 0) g.beta = sigmoid(b), g.decay = decay;
+        float gates[2]; /* b, a */
+        take_words(proj + CONV + VDIM + head, VHEADS, tag, gates);
+        float x = gates[1] + dt, plus = fmaxf(x, 0.0f) + __logf(1.0f + __expf(-fabsf(x)));
+        if (w.lane == 0) scratch[0] = sigmoid(gates[0]), scratch[1] = __expf(-rate * plus);
     }
+    sync_consumers(); /* everyone is done with the rows of the projection */
+    w.mark(0);
+    if (w.warp == 15 && w.lane == 0) g.beta = scratch[0], g.decay = scratch[1];
     float c = history ? tap.x * h0 + tap.y * h1 + tap.z * h2 + tap.w * u : u;
     c = silu(c);
     g.q[w.tid] = history ? c : weight * c; /* q, k, v, z lie one behind the other */

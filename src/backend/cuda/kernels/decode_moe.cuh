@@ -8,15 +8,15 @@
 namespace decode {
 
 /* n slices of inner[32] each, all in this block; the sums over them are added once. */
-__device__ __forceinline__ void multiply_down(Worker &w, const float *inner, int n, float factor) {
+__device__ __forceinline__ void multiply_down(Worker &w, const float *inner, int n) {
     float y[4] = {0, 0, 0, 0};
 #pragma unroll 1
     for (int i = 0; i < n; i++) {
         if (i) sync_consumers(); /* see Worker::leave_from */
         if (w.warp < DOWN_TILES) {
             Narrow x;
-            make_narrow(inner[i * INNER + w.lane] * factor,
-                        reinterpret_cast<unsigned char *>(&w.scratch()), x);
+            make_narrow(inner[i * INNER + w.lane], reinterpret_cast<unsigned char *>(&w.scratch()),
+                        x);
             const unsigned char *tile =
                 w.chunk(w.warp / DOWN_PER_SLOT) + w.warp % DOWN_PER_SLOT * TILE_DOWN_BYTES;
             if (i == 0) w.mark(5);
@@ -25,11 +25,11 @@ __device__ __forceinline__ void multiply_down(Worker &w, const float *inner, int
         }
         w.leave(DOWN_CHUNKS);
     }
-    if (n > 0 && w.warp < DOWN_TILES) {
+    if (w.warp < DOWN_TILES) { /* every block, for the count */
 #pragma unroll
         for (int set = 0; set < 4; set++) {
             int row = w.warp * 128 + set * 32 + w.lane;
-            residual_add(w.a.x.h + residual_at(row, blockIdx.x % COPIES), y[set],
+            residual_add(w.sum(true) + residual_at(row, blockIdx.x % COPIES), y[set],
                          w.a.x.counter + 2);
         }
     }

@@ -69,17 +69,30 @@ template <int N> __device__ __forceinline__ void sort_down(uint32_t (&key)[N]) {
  * a softmax over the eight. Scores are first compared by their upper 24 bits, with the expert's
  * number below them; where that leaves the eighth and the ninth undecided, by all bits. All lanes
  * take part. Which of the eight is whose does not matter, so their order does not either. */
-__device__ __forceinline__ void choose(const float *scores, Shared &s) {
+__device__ __forceinline__ void choose(const decode_word *scores, uint32_t tag, bool wait,
+                                       Shared &s) {
     constexpr int N = EXPERTS / 32;
     int lane = threadIdx.x & 31;
     uint32_t whole[N], key[N];
+#pragma unroll 1
+    for (unsigned spin = 0;; spin++) {
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float score;
+            all &= look_word(scores + lane + 32 * i, tag, score);
+            whole[i] = __float_as_uint(score);
+        }
+        if (all || !wait) break;
+        if (spin == SPIN_LIMIT) __trap();
+    }
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < N; i++) {
         int e = lane + 32 * i;
-        float score = __ldcg(scores + e);
-        uint32_t bits = __float_as_uint(score);
+        uint32_t bits = whole[i];
         whole[i] = bits ^ ((uint32_t)((int)bits >> 31) | 0x80000000u); /* orders as floats do */
-        s.scores[e] = score;
+        s.scores[e] = __uint_as_float(bits);
         key[i] = (whole[i] & ~255u) | (255u - (unsigned)e);
     }
     sort_down(key);
@@ -221,7 +234,6 @@ __device__ __forceinline__ void produce(const decode_args &a, Shared &s) {
     bool leads = lane == 0, routed = (int)blockIdx.x < ROUTED_JOBS;
     constexpr int WORDS = sizeof(decode_layer) / 4;
     Producer p = {s, 0, {0, SLOTS, 0}, false, 0xffffffffu};
-    unsigned target = a.barrier;
     int layer = -1, kind = 0, part = NEXT, next = is_attention(0), slice = 0;
     const uint8_t *next_tiles = a.layers[0].in;
 #ifdef DECODE_PROFILE
@@ -258,17 +270,13 @@ __device__ __forceinline__ void produce(const decode_args &a, Shared &s) {
             stage += kind == 1 ? 5 : 4;
 #endif
             mark(8);
-            target += (kind == 1 ? 4u : 3u) * gridDim.x; /* the router's barrier */
             /* The first time in vain, while others arrive, to have the instructions at hand. */
+            uint32_t tag = a.step * SHAPE_LAYERS + (unsigned)layer + 1;
 #pragma unroll 1
             for (int i = 0; i < 2 && routed; i++) {
-                if (i == 1 && leads) grid_poll(a.x.counter, target);
-                __syncwarp();
-                if (i == 1) mark(9);
-                choose(a.x.scores, s);
+                choose(a.x.scores, tag, i == 1, s);
             }
             mark(10);
-            target += gridDim.x;
         }
         p.eager = part >= FIRST_HALF || kind == 2;
         Piece piece = piece_of(s, (Part)part, layer, kind, next, next_tiles, routed, slice);

@@ -23,8 +23,10 @@ enum Kind {
  */
 
 /* Inputs 4 lane .. + 3 of the warp's slice of the embedding row. */
-__device__ __forceinline__ void embed(const Worker &w, int token, int slice, float (&x)[4]) {
+__device__ __forceinline__ void embed(const Worker &w, int slice, float (&x)[4]) {
     const cuda_mat &e = w.a.embed;
+    int token = w.s.slot.input;
+    if (token < 0) token = *static_cast<const volatile int *>(w.s.slot.token);
     int k = slice * 128 + 4 * w.lane;
     size_t row = (size_t)token;
     float scale = bf16_low(__ldg(e.scales + row * (H / 64) + k / 64));
@@ -40,10 +42,70 @@ __device__ __forceinline__ void embed(const Worker &w, int token, int slice, flo
     for (int i = 0; i < 4; i++) x[i] = fmaf(scale, (float)(codes >> (4 * i) & 15), bias);
 }
 
+/* How many contributions a copy of a sum has after so many layers. To a row of the experts' sum
+ * adds every block, to one of the mixers' every block with that quarter of the rows, and one the
+ * embedding. */
+__device__ __forceinline__ unsigned contributions(bool experts, int copy, int quarter, int layers) {
+    unsigned blocks =
+        experts ? gridDim.x : (gridDim.x + OUT_PARTS - 1 - (unsigned)quarter) / OUT_PARTS;
+    blocks = (blocks + COPIES - 1 - (unsigned)copy) / COPIES;
+    return (unsigned)layers * blocks + (!experts && copy == 0);
+}
+
+/* Waits until the last row of the warp's slice is complete, as a cheap sign that it pays to read
+ * all of it. */
+__device__ __forceinline__ void await_sum(const Worker &w, bool experts, int layers) {
+    const int row = w.warp % SLICES * 128 + 127, copy = w.lane % COPIES;
+    const long long *from = w.sum(experts) + residual_at(row, copy);
+    const unsigned all = contributions(experts, copy, row / (H / OUT_PARTS), layers);
+    if (w.lane < COPIES) {
+#pragma unroll 1
+        for (unsigned spin = 0;; spin++) {
+            long long x;
+            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+            if ((((unsigned)x ^ all) & COUNTED) == 0) break;
+            if (spin == SPIN_LIMIT) __trap();
+        }
+    }
+    __syncwarp();
+}
+
+/* Four values of a sum, once all contributions of so many layers are in. */
+__device__ __forceinline__ void take_sum(const Worker &w, bool experts, int layers, float (&h)[4]) {
+    static_assert(COPIES == 2, "side by side");
+    const int slice = w.warp % SLICES, quarter = (slice * 128 + 4 * w.lane) / (H / OUT_PARTS);
+    const unsigned first = contributions(experts, 0, quarter, layers);
+    const unsigned second = contributions(experts, 1, quarter, layers);
+    const long long *from = w.sum(experts) + slice * (128 * COPIES) + 2 * w.lane;
+    longlong2 p[2], q[2];
+#pragma unroll 1
+    for (unsigned spin = 0;; spin++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            longlong2 &x = i % 2 ? q[i / 2] : p[i / 2];
+            asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                         : "=l"(x.x), "=l"(x.y)
+                         : "l"(from + 64 * i)
+                         : "memory");
+        }
+        unsigned early = 0;
+        early |= ((unsigned)p[0].x ^ first) | ((unsigned)p[0].y ^ first);
+        early |= ((unsigned)q[0].x ^ first) | ((unsigned)q[0].y ^ first);
+        early |= ((unsigned)p[1].x ^ second) | ((unsigned)p[1].y ^ second);
+        early |= ((unsigned)q[1].x ^ second) | ((unsigned)q[1].y ^ second);
+        if ((early & COUNTED) == 0) break;
+        if (spin == SPIN_LIMIT) __trap();
+    }
+    __syncwarp();
+    h[0] = from_fixed(p[0].x + p[1].x, first + second);
+    h[1] = from_fixed(p[0].y + p[1].y, first + second);
+    h[2] = from_fixed(q[0].x + q[1].x, first + second);
+    h[3] = from_fixed(q[0].y + q[1].y, first + second);
+}
+
 /* The residual stream, its sum of squares and, times the norm's weight, the warp's slice. The
  * norm's factor is applied to the results, so that no one waits for the sum of squares. */
-__device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, int token,
-                                           const decode_layer &l) {
+__device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, const decode_layer &l) {
     int slice = w.warp % SLICES;
     const float *norm = kind == PROJECT  ? l.input_norm
                         : kind == LOGITS ? w.a.final_norm
@@ -55,34 +117,32 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, int 
     uint32_t word = 0;
     if (next) word = __ldg(reinterpret_cast<const uint32_t *>(w.a.layers + layer + 1) + w.lane);
     float h[4];
+    float4 rest = {};
     if (kind == PROJECT && layer == 0) {
-        embed(w, token, slice, h);
+        embed(w, slice, h);
         w.mark(0);
         if (blockIdx.x == 0 && w.warp < SLICES) { /* the residual stream begins */
 #pragma unroll
-            for (int i = 0; i < 4 * COPIES; i++) {
-                long long *to = w.a.x.h + residual_at(slice * 128 + 4 * w.lane + i % 4, i / 4);
-                *to = i < 4 ? __float2ll_rn(h[i % 4] * ONE) : 0;
+            for (int i = 0; i < 4; i++) {
+                residual_add(w.sum(false) + residual_at(slice * 128 + 4 * w.lane + i, 0), h[i],
+                             w.a.x.counter + 2);
             }
         }
+        int i = (int)blockIdx.x * THREADS + w.tid;
+        if (i < 2 * SUM) w.sum(false, false)[i] = 0;
     } else {
-        w.wait();
+        const bool experts = kind != ROUTE;
+        if (experts || layer > 0) rest = w.kept();
+        await_sum(w, experts, experts ? layer : layer + 1);
         /* Blocks with no part in the router are in no hurry and leave the cache to the others. */
-        bool idle = kind == ROUTE && (int)blockIdx.x >= SHARED_TILES + ROUTER_TILES;
-        if (idle) __nanosleep(400);
-        const longlong2 *from =
-            reinterpret_cast<const longlong2 *>(w.a.x.h + slice * (128 * COPIES)) + w.lane;
-        longlong2 p[COPIES], q[COPIES];
-#pragma unroll
-        for (int i = 0; i < COPIES; i++) {
-            p[i] = __ldcg(from + 64 * i), q[i] = __ldcg(from + 64 * i + 32);
-        }
-#pragma unroll
-        for (int i = 1; i < COPIES; i++) {
-            p[0].x += p[i].x, p[0].y += p[i].y, q[0].x += q[i].x, q[0].y += q[i].y;
-        }
-        h[0] = from_fixed(p[0].x), h[1] = from_fixed(p[0].y);
-        h[2] = from_fixed(q[0].x), h[3] = from_fixed(q[0].y);
+
+        take_sum(w, experts, experts ? layer : layer + 1, h);
+        sync_consumers(); /* the stage before is done with shared memory */
+        w.mark(0);
+        float most = fmaxf(fmaxf(fabsf(h[0]), fabsf(h[1])), fmaxf(fabsf(h[2]), fabsf(h[3])));
+        if (!(most < LARGEST_SUM)) w.a.x.counter[2] = 1;
+        w.kept() = {h[0], h[1], h[2], h[3]};
+        h[0] += rest.x, h[1] += rest.y, h[2] += rest.z, h[3] += rest.w;
     }
     if (next) reinterpret_cast<uint32_t *>(&w.s.layers[0][(layer + 1) & 1])[w.lane] = word;
     const float x[4] = {h[0] * weight.x, h[1] * weight.y, h[2] * weight.z, h[3] * weight.w};
@@ -189,25 +249,52 @@ __device__ __forceinline__ Product product_of(const Worker &w, Kind kind, bool a
     return p;
 }
 
+/* Inner activations for the second half of the experts, beside one round. */
+__device__ __forceinline__ float *inner_of(Worker &w) {
+    return w.work() + ROUND_TILES * 32;
+}
+static_assert(ROUND_TILES * 128 + SHAPE_SHARED_WIDTH * 4 <= WORK, "fits");
+
 /* A finished row of a round, in one thread; row: of the round, or of the whole product. */
-__device__ __forceinline__ void use_row(Worker &w, Kind kind, int rows, int r, int row, float y) {
+__device__ __forceinline__ void use_row(Worker &w, Kind kind, int layer, int rows, int r, int row,
+                                        float y) {
     if (kind == PROJECT) {
-        if (row < rows) w.a.x.proj[row] = y;
+        if (row < rows) give_word(w.a.x.proj + row, y, w.tag(layer));
     } else if (kind == LOGITS) {
         if (row < SHAPE_VOCAB) take_logit(w, row, y);
     } else if (kind == ROUTE && (int)blockIdx.x >= SHARED_TILES) {
         int score = ((int)blockIdx.x - SHARED_TILES) * TILE_BYTE_ROWS + 2 * (r >> 2) + (r & 1);
-        if ((r & 2) == 0 && score <= EXPERTS) w.a.x.scores[score] = y;
+        if ((r & 2) == 0 && score <= EXPERTS) give_word(w.a.x.scores + score, y, w.tag(layer));
     } else { /* gate and up of one unit are neighbours */
         float up = __shfl_down_sync(~0u, y, 1), inner = silu(y) * up;
-        float *to = kind == ROUTE ? w.a.x.shared + 16 * blockIdx.x : w.work() + ROUND_TILES * 32;
-        if (kind == MOE) inner *= w.s.route_weight;
-        if (r % 2 == 0) to[r / 2] = inner;
+        if (r % 2) return;
+        if (kind == ROUTE) {
+            give_word(w.a.x.shared + 16 * blockIdx.x + r / 2, inner, w.tag(layer));
+        } else {
+            inner_of(w)[r / 2] = inner * w.s.route_weight;
+        }
     }
 }
 
-__device__ __forceinline__ void multiply(Worker &w, Kind kind, const Product &p, int rows,
-                                         const Slice &x) {
+/* Row of the output projection into the mixers' sum. */
+__device__ __forceinline__ void add_row(Worker &w, int row, float y) {
+    int copy = (int)blockIdx.x / OUT_PARTS % COPIES;
+    residual_add(w.sum(false) + residual_at(row, copy), y, w.a.x.counter + 2);
+}
+static_assert(H / OUT_PARTS <= THREADS, "one row a thread");
+
+/* The shared expert's inner activations for this block, times its gate. */
+__device__ __forceinline__ void take_inner(Worker &w, int layer, int n) {
+    const decode_word *from = w.a.x.shared + w.s.shared_slices.first * INNER;
+#pragma unroll 1
+    for (int i = w.tid; i < n * INNER; i += THREADS) {
+        float gate = take_word(w.a.x.scores + EXPERTS, w.tag(layer));
+        inner_of(w)[i] = take_word(from + i, w.tag(layer)) * sigmoid(gate);
+    }
+}
+
+__device__ __forceinline__ void multiply(Worker &w, Kind kind, int layer, const Product &p,
+                                         int rows, const Slice &x) {
 #pragma unroll 1
     for (int round = 0, buffer = 0; round < p.tiles; round += ROUND_TILES, buffer ^= 1) {
         float *parts = w.work() + buffer * (ROUND_TILES * 32);
@@ -226,9 +313,7 @@ __device__ __forceinline__ void multiply(Worker &w, Kind kind, const Product &p,
                     y = wide_tile(at, x);
                 }
                 if (p.out) {
-                    int row = p.row + tile * 32 + w.lane,
-                        copy = (int)blockIdx.x / OUT_PARTS % COPIES;
-                    residual_add(w.a.x.h + residual_at(row, copy), y, w.a.x.counter + 2);
+                    add_row(w, p.row + tile * 32 + w.lane, y);
                 } else {
                     parts[tile * 32 + w.lane] = y;
                 }
@@ -246,7 +331,7 @@ __device__ __forceinline__ void multiply(Worker &w, Kind kind, const Product &p,
         sync_consumers();
         if (w.tid < end / SLICES * 32) {
             int row = p.row + round / SLICES * 32 + w.tid;
-            use_row(w, kind, rows, w.tid, row, finish_row(w, parts, w.tid));
+            use_row(w, kind, layer, rows, w.tid, row, finish_row(w, parts, w.tid));
         }
     }
 }
@@ -258,7 +343,7 @@ __device__ __forceinline__ Kind hide(Kind kind) {
     return (Kind)k;
 }
 
-__device__ __forceinline__ void consume(Worker &w, int token) {
+__device__ __forceinline__ void consume(Worker &w) {
     Slice x = {};
     int layer = 0;
     Kind kind = PROJECT;
@@ -268,58 +353,46 @@ __device__ __forceinline__ void consume(Worker &w, int token) {
         asm volatile("" : "+r"(w.tid), "+r"(w.lane), "+r"(w.warp));
         const decode_layer &l = w.s.layers[0][layer & 1];
         const bool attention = is_attention(layer), last = layer == w.a.n_layers;
-        const Quantised *from = &w.scratch();
         const bool routed = (int)blockIdx.x < ROUTED_JOBS;
-        if (kind == PROJECT || kind == ROUTE || kind == LOGITS) {
-            if (kind != ROUTE) w.run = {0, SLOTS, 0};
-            if (kind == LOGITS) best_of(w) = 0;
-            norm_front(w, kind, layer, token, l);
-        } else if (kind == MIX && attention) {
-            stage_attend(w, layer, l);
-            if (has_out(true)) {
-                gather_front(w);
-            } else {
-                w.wait();
-            }
-            from = &reinterpret_cast<GatherShared *>(w.s.work)->quantised;
-        } else if (kind == MIX) {
-            if (has_out(false)) {
-                delta_front(w, layer, l);
-            } else {
-                w.wait();
-            }
-            from = &reinterpret_cast<GdnShared *>(w.s.work)->quantised;
-        } else {
+        if (kind == MOE) {
             w.run = {EARLY, EXPERT_SLOTS, EARLY};
-            /* A routed expert arrives after the router's barrier, which the producer has passed. */
-            if (!routed) {
+            w.mark(0); /* the routed expert's weights arrive, or the shared one's words */
+        } else {
+            const Quantised *from = &w.scratch();
+            if (kind != MIX) {
+                if (kind != ROUTE) w.run = {0, SLOTS, 0};
+                if (kind == LOGITS) best_of(w) = 0;
+                norm_front(w, kind, layer, l);
+            } else if (attention) {
+                stage_attend(w, layer, l);
                 w.wait();
+                if (has_out(true)) gather_front(w, layer);
+                from = &reinterpret_cast<GatherShared *>(w.s.work)->quantised;
             } else {
-                w.mark(0);
+                if (has_out(false)) delta_front(w, layer, l);
+                from = &reinterpret_cast<GdnShared *>(w.s.work)->quantised;
             }
+            take_slice(*from, x); /* which experts use as the router did */
         }
         kind = hide(kind);
-        if (kind != MOE) take_slice(*from, x);
         w.mark(1);
         Product p = product_of(w, kind, attention, last);
-        multiply(w, kind, p, attention ? ATTN_ROWS : GDN_ROWS, x);
+        multiply(w, kind, layer, p, attention ? ATTN_ROWS : GDN_ROWS, x);
         kind = hide(kind);
         if (kind == LOGITS) break;
         if (kind == MOE) {
-            const float *inner = w.work() + ROUND_TILES * 32;
-            int n = 1;
-            float factor = 1;
-            if (routed) {
-                sync_consumers();
-                w.mark(4);
-            } else {
-                n = w.s.shared_slices.n;
-                inner = w.a.x.shared + w.s.shared_slices.first * INNER;
-                if (n) factor = sigmoid(__ldcg(w.a.x.scores + EXPERTS));
-            }
-            multiply_down(w, inner, n, factor);
+            int n = routed ? 1 : w.s.shared_slices.n;
+            if (!routed) take_inner(w, layer, n);
+            sync_consumers();
+            w.mark(4);
+            multiply_down(w, inner_of(w), n);
         }
-        w.arrive();
+        if (kind == MIX && !has_out(attention)) { /* for the count */
+            int row = (int)blockIdx.x % OUT_PARTS * (H / OUT_PARTS) + w.tid;
+            if (w.tid < H / OUT_PARTS) add_row(w, row, 0.0f);
+        }
+        w.pass();
+        if (kind == ROUTE) sync_consumers();
         if (kind == MIX && !attention && has_out(false)) delta_shadow(w, layer);
         if (kind == MOE) {
             layer++;

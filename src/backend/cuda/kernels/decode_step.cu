@@ -9,20 +9,19 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 1)
     extern __shared__ __align__(128) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     int tid = threadIdx.x;
-    if (tid < (int)(sizeof(cuda_slot) / 4)) {
-        reinterpret_cast<uint32_t *>(&s.slot)[tid] =
-            reinterpret_cast<const uint32_t *>(a.slot)[tid];
+    if (tid == 0) {
+        s.slot = a.slot;
     } else if (tid >= 64 && tid < 64 + (int)(sizeof(decode_layer) / 4)) {
         reinterpret_cast<uint32_t *>(&s.layers[0][0])[tid - 64] =
             reinterpret_cast<const uint32_t *>(a.layers)[tid - 64];
     } else if (tid >= 128 && tid < 128 + SHAPE_ROTARY_DIM / 2) {
-        float angle = (float)a.slot->pos * __ldg(a.inv_freq + tid - 128);
+        float angle = (float)a.slot.pos * __ldg(a.inv_freq + tid - 128);
         s.cosine[tid - 128] = cosf(angle);
         s.sine[tid - 128] = sinf(angle);
     } else if (tid >= 256 && tid < 256 + HEAD * 2 / 4) {
         reinterpret_cast<uint32_t *>(s.zeros)[tid - 256] = 0;
     } else if (tid >= 416 && tid < 419) {
-        plan_block(s, tid - 416, a.slot->pos);
+        plan_block(s, tid - 416, a.slot.pos);
     } else if (tid == 448) {
         for (int i = 0; i < SLOTS; i++) {
             barrier_init(&s.full[i], 1);
@@ -37,9 +36,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 1)
         if (tid < THREADS + 32) produce(a, s);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
-        int token = s.slot.input;
-        if (token < 0) token = *static_cast<const volatile int *>(s.slot.token);
         Worker w = {s, a, tid, tid & 31, tid >> 5, a.barrier, 0, {0, SLOTS, 0}, 0};
-        consume(w, token);
+        consume(w);
     }
 }

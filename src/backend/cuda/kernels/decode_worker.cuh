@@ -28,19 +28,38 @@ struct Worker {
 #endif
     }
 
-    /* Ends a stage: tells the grid. What only this block reads later may still be written. */
+    /* Ends a stage at the grid's barrier. */
     __device__ __forceinline__ void arrive() {
         mark(6);
         sync_consumers();
         grid_arrive(a.x.counter);
-        mark(7);
         target += gridDim.x;
-        stage++;
+        pass();
     }
-    /* Begins the next one. */
+    /* Begins the one behind it. */
     __device__ __forceinline__ void wait() {
         grid_wait(a.x.counter, target);
         mark(0);
+    }
+    /* Ends a stage. */
+    __device__ __forceinline__ void pass() {
+        mark(7);
+        stage++;
+    }
+
+    /* This lane's part of the residual stream to which the next stage adds nothing. */
+    __device__ __forceinline__ float4 &kept() {
+        return reinterpret_cast<float4 *>(a.x.kept)[blockIdx.x * (DECODE_KEPT / 4) + tid];
+    }
+
+    /* Of words in this layer. */
+    __device__ __forceinline__ uint32_t tag(int layer) const {
+        return a.step * SHAPE_LAYERS + (unsigned)layer + 1;
+    }
+    /* The sums of the mixers or of the experts, in this step or, if not `now`, in the next. */
+    __device__ __forceinline__ long long *sum(bool experts, bool now = true) const {
+        unsigned turn = (a.step ^ (now ? 0u : 1u)) & 1;
+        return a.x.h + (2 * turn + (experts ? 1u : 0u)) * SUM;
     }
 
     /* The i-th chunk from here, i < run.mod, once it has landed. */
