@@ -3,9 +3,9 @@
  * (docs/cuda-prefill.md). Build with nvcc only:
  *   nvcc -O3 -std=c++17 -Isrc -Isrc/backend/cuda -gencode=arch=compute_90a,code=sm_90a \
  *        -DSHAPE_HEADER='"model/shapes/qwen36_35b_a3b.h"' tests/cuda/prefill_bench.cu
- * prefill_bench check|time [gemm|experts|delta|attention|small|rows]... A number times that length
- * alone. Each part is better run in a process of its own: after a fault on the card nothing else
- * runs in the same one. */
+ * prefill_bench check|time [gemm|decisive|experts|delta|attention|small|rows]... A number times
+ * that length alone. Each part is better run in a process of its own: after a fault on the card
+ * nothing else runs in the same one. */
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -19,9 +19,7 @@
 #include "backend/cuda/kernels/prefill_deltanet.cu"
 #include "backend/cuda/kernels/prefill_norm.cu"
 #include "backend/cuda/kernels/prefill_route.cu"
-namespace portable {
-#include "backend/cuda/kernels/portable_moe.cu"
-} // namespace portable
+#include "backend/cuda/kernels/prefill_small.cu"
 
 #include "prefill_device.h" /* memory, launches and clocks, of a card or of the emulated one */
 
@@ -29,6 +27,10 @@ static int failures;
 static bool timing;
 static int only; /* rows that are timed; 0: all lengths */
 static uint64_t seed = 1;
+
+static unsigned blocks(int64_t n, int64_t each) {
+    return (unsigned)((n + each - 1) / each);
+}
 
 /* ---- random contents ------------------------------------------------------------------------- */
 
@@ -72,33 +74,36 @@ static bf16 *bf16s(size_t n, float low, float high) {
 }
 /* Scales of both signs, biases that centre the codes, of tiles; those of a group of `down`, which
  * `twin` tiles lie between, are alike in both of its tiles. */
-KERNEL fill_tile_scales(uint32_t *tiles, size_t n, int bytes, int twin, float scale, uint64_t from) {
+KERNEL fill_tile_scales(uint32_t *tiles, size_t n, int bytes, int twin, float scale, float centre,
+                        uint64_t from) {
     for (size_t i = first_index(); i < n; i += index_step()) {
         if (4 * i % bytes < TILE_CODES) continue;
         bool second = twin && 4 * i / bytes / twin % 2;
         size_t at = second ? i - (size_t)twin * bytes / 4 : i;
         float s = scale * (0.5f + uniform(from + at));
         if (hash(~(from + at)) % 4 == 0) s = -s;
-        tiles[i] = bf16_pair(s, -7.5f * s);
+        tiles[i] = bf16_pair(s, centre * s);
     }
 }
 
 /* Values of about 1 / sqrt(cols), times gain, as tiles. rows of `down`: a multiple of H. */
 static cuda_mat matrix(int64_t rows, int cols, cuda_layout layout, float gain) {
-    bool down = layout == CUDA_DOWN;
-    int bytes = down ? TILE_DOWN_BYTES : TILE_WIDE_BYTES, twin = down ? H / TILE_DOWN_ROWS : 0;
-    size_t n = (size_t)rows * cols / 4096, words = n * bytes / 4;
+    bool down = layout == CUDA_DOWN, byte = layout == CUDA_BYTE;
+    int bytes = down ? TILE_DOWN_BYTES : byte ? TILE_BYTE_BYTES : TILE_WIDE_BYTES;
+    int twin = down ? H / TILE_DOWN_ROWS : 0, height = byte ? TILE_BYTE_ROWS : TILE_WIDE_ROWS;
+    size_t n = down ? (size_t)rows * cols / 4096 : blocks(rows, height) * (size_t)(cols / 128);
+    size_t words = n * bytes / 4;
     uint32_t *tiles = take<uint32_t>(words);
     RUN(fill_words, 264, 1, 256, 0, tiles, words, seed++ << 40);
     RUN(fill_tile_scales, 264, 1, 256, 0, tiles, words, bytes, twin,
-        gain / sqrtf((float)cols) / 4.6f, seed++ << 40);
+        gain / sqrtf((float)cols) / (byte ? 74.0f : 4.6f), byte ? -127.5f : -7.5f, seed++ << 40);
     const uint16_t *factors = (const uint16_t *)tiles + TILE_CODES / 2;
     cuda_mat m = {};
     m.codes = (const uint8_t *)tiles, m.scales = factors, m.biases = factors + 1;
-    m.rows = (int32_t)rows, m.cols = cols, m.bits = 4, m.layout = layout;
+    m.rows = (int32_t)rows, m.cols = cols, m.bits = byte ? 8 : 4, m.layout = layout;
     m.row_tiles = down ? bytes : cols / 128 * bytes;
     m.code_pair = down ? 4 * twin * bytes : bytes;
-    m.code_group = down ? 2 * twin * bytes : 32;
+    m.code_group = down ? 2 * twin * bytes : 32; /* also of bytes: 64 inputs are two runs of 16 */
     m.factor_pair = m.code_pair / 2;
     m.factor_group = down ? twin * bytes : 4;
     return m;
@@ -149,6 +154,45 @@ KERNEL plain_restore(const bf16 *x, float *out, int cols) {
     for (int k = threadIdx.x; k < cols; k += blockDim.x) {
         out[(int64_t)blockIdx.x * cols + k] = reordered(x + (int64_t)blockIdx.x * cols, k);
     }
+}
+/* What products that decide read, in natural order; NaN where a group's sum is wrong. */
+KERNEL plain_join(const bf16 *high, const bf16 *low, float *out, const float *sums) {
+    int64_t row = (int64_t)blockIdx.x * H;
+    for (int g = threadIdx.x; g < H / 64; g += blockDim.x) {
+        float sum = 0;
+        for (int p = 0; p < 64; p++) {
+            float v = bf16_float(high[row + g * 64 + p]) + bf16_float(low[row + g * 64 + p]);
+            out[row + g * 64 + decisive_input(p)] = v;
+            sum += v;
+        }
+        if (fabsf(sum - sums[blockIdx.x * (H / 64) + g]) > 1e-3f) out[row + g * 64] = NAN;
+    }
+}
+KERNEL plain_split(const float *x, bf16 *high, bf16 *low, float *sums, int cols) {
+    int64_t row = (int64_t)blockIdx.x * cols;
+    for (int g = threadIdx.x; g < cols / 64; g += blockDim.x) {
+        float sum = 0;
+        for (int p = 0; p < 64; p++) {
+            float v = x[row + g * 64 + decisive_input(p)];
+            high[row + g * 64 + p] = to_bf16(v);
+            low[row + g * 64 + p] = to_bf16(v - bf16_float(to_bf16(v)));
+            sum += v;
+        }
+        sums[blockIdx.x * (cols / 64) + g] = sum;
+    }
+}
+/* out[r][f] = x[r] . w[f] with float x; and the sum of two parts. */
+KERNEL plain_decisive(const float *x, cuda_mat w, float *out) {
+    for (int f = threadIdx.x; f < w.rows; f += blockDim.x) {
+        double sum = 0;
+        for (int k = 0; k < w.cols; k++) {
+            sum += (double)x[(int64_t)blockIdx.x * w.cols + k] * (double)mat_value(w, f, k);
+        }
+        out[(int64_t)blockIdx.x * w.rows + f] = (float)sum;
+    }
+}
+KERNEL plain_add(const float *parts, float *out, size_t n) {
+    for (size_t i = first_index(); i < n; i += index_step()) out[i] = parts[i] + parts[n + i];
 }
 KERNEL plain_widen(const bf16 *x, float *out, size_t n) {
     for (size_t i = first_index(); i < n; i += index_step()) out[i] = bf16_float(x[i]);
@@ -293,9 +337,6 @@ static float *widened(const bf16 *x, size_t n) {
     RUN(plain_widen, 264, 1, 256, 0, x, out, n);
     return out;
 }
-static unsigned blocks(int64_t n, int64_t each) {
-    return (unsigned)((n + each - 1) / each);
-}
 
 /* ---- the kernels by tile --------------------------------------------------------------------- */
 
@@ -318,10 +359,11 @@ struct expert_tile {
     void (*up)(const bf16 *, cuda_mat, cuda_groups, bf16 *, int);
     void (*down)(const bf16 *, cuda_mat, cuda_groups, float *);
 };
-static const expert_tile EXPERT_TILES[] = {{16, 9, prompt_up_16, prompt_down_16},
-                                           {32, 8, prompt_up_32, prompt_down_32},
-                                           {64, 6, prompt_up_64, prompt_down_64},
-                                           {128, 5, prompt_up_128, prompt_down_128}};
+static const expert_tile EXPERT_TILES[] = {
+#define TILE(n, stages, at_least) {n, stages, prompt_up_##n, prompt_down_##n},
+    PREFILL_EXPERT_TILES(TILE)
+#undef TILE
+};
 static void run_up(const expert_tile &t, unsigned n, const bf16 *x, const cuda_mat &gate_up,
                    const cuda_groups &g, bf16 *hidden, int inner) {
     RUN(t.up, inner / 64, n, 256, PREFILL_TILE_SHARED(2, t.n, t.stages), x, gate_up, g, hidden,
@@ -364,18 +406,82 @@ static void check_gemm() {
     }
     bf16 *x = bf16s((size_t)100 * H, -1, 1);
     float *residual = floats((size_t)100 * H, -1, 1), *add = floats((size_t)100 * H, -1, 1);
-    float *weight = floats(H, 0.5f, 1.5f), *normed = take<float>((size_t)100 * H);
+    float *weight = floats(H, 0.5f, 1.5f);
     float *expected = take<float>((size_t)100 * H);
     RUN(plain_norm, 100, 1, 256, 0, residual, add, weight, expected);
-    RUN(prompt_norm, 100, 1, 256, 0, residual, add, weight, normed, x);
-    compare("norm, float", normed, expected, (size_t)100 * H, 1e-5);
+    bf16 *high = bf16s((size_t)100 * H, -1, 1), *low = bf16s((size_t)100 * H, -1, 1);
+    float *sums = take<float>((size_t)100 * H / 64);
+    int32_t *none = nullptr;
+    RUN(prompt_norm, 100, 1, 256, 0, residual, add, weight, x, high, low, sums, none);
     compare("norm, bf16 reordered", restored(x, 100, H), expected, (size_t)100 * H, 4e-3);
+    float *joined = take<float>((size_t)100 * H);
+    RUN(plain_join, 100, 1, 256, 0, high, low, joined, sums);
+    compare("norm, two halves", joined, expected, (size_t)100 * H, 1e-5);
+}
+
+struct decisive_tile {
+    int n, stages;
+    void (*kernel)(const bf16 *, const bf16 *, const float *, cuda_mat, float *, int);
+};
+static const decisive_tile DECISIVE_TILES[] = {
+#define TILE(n, stages) {n, stages, prompt_decisive_##n},
+    PREFILL_DECISIVE_TILES(TILE)
+#undef TILE
+};
+struct decisive_input_rows {
+    bf16 *high, *low;
+    float *sums;
+};
+static decisive_input_rows split_rows(const float *x, int rows, int cols) {
+    size_t n = (size_t)rows * (size_t)cols;
+    decisive_input_rows r = {take<bf16>(n), take<bf16>(n), take<float>(n / 64)};
+    RUN(plain_split, rows, 1, 64, 0, x, r.high, r.low, r.sums, cols);
+    return r;
+}
+static void run_decisive(const decisive_tile &t, const decisive_input_rows &x, const cuda_mat &w,
+                         float *out, int rows) {
+    RUN(t.kernel, blocks(rows, t.n), PREFILL_DECISIVE_PARTS, blocks(w.rows, 64) * 128,
+        t.n * (t.stages * 256 + w.cols / 64 / PREFILL_DECISIVE_PARTS * 4) + 1024, x.high, x.low,
+        x.sums, w, out, rows);
+}
+
+static void check_decisive() {
+    const int lengths[] = {1, 40, 150};
+    cuda_mat router = matrix(EXPERTS + 1, H, CUDA_BYTE, 1),
+             ba = matrix(2 * V_HEADS, H, CUDA_WIDE, 1);
+    for (int rows : lengths) {
+        float *x = floats((size_t)rows * H, -2, 2);
+        decisive_input_rows r = split_rows(x, rows, H);
+        for (const cuda_mat &w : {router, ba}) {
+            size_t n = (size_t)rows * w.rows;
+            float *expected = take<float>(n), *parts = take<float>(2 * n), *out = take<float>(n);
+            float *first = nullptr;
+            RUN(plain_decisive, rows, 1, 128, 0, x, w, expected);
+            for (const decisive_tile &t : DECISIVE_TILES) {
+                poison(parts, 2 * n * 4);
+                run_decisive(t, r, w, parts, rows);
+                RUN(plain_add, 264, 1, 256, 0, parts, out, n);
+                char what[80];
+                snprintf(what, sizeof what, "decisive, %d bits, tile %d, %d rows", w.bits, t.n,
+                         rows);
+                compare(what, out, expected, n, 1e-5);
+                if (first) {
+                    same_bits("  equals tile 16", parts, first, 2 * n * 4);
+                } else {
+                    first = take<float>(2 * n);
+                    copy(first, parts, 2 * n * 4);
+                }
+            }
+        }
+    }
 }
 
 struct moe {
     cuda_mat gate, up, down, shared_gate, shared_up, shared_down;
     float *scores, *routing;
-    int32_t *begin, *blocks, *n_blocks, *pairs, *places;
+    int32_t *begin, *blocks, *n_blocks, *pairs, *places, *counts;
+    float *row; /* for a norm, which clears the counts */
+    bf16 *ordered;
 };
 static moe make_moe(int rows, int used) {
     moe m = {};
@@ -387,9 +493,12 @@ static moe make_moe(int rows, int used) {
     m.shared_gate = every_second(both, 0);
     m.shared_up = every_second(both, 1);
     m.shared_down = matrix(H, SHARED, CUDA_DOWN, 2);
-    m.scores = take<float>((size_t)rows * (EXPERTS + 1));
-    std::vector<float> s((size_t)rows * (EXPERTS + 1));
-    for (size_t i = 0; i < s.size(); i++) { /* the used ones win */
+    m.scores = take<float>((size_t)rows * (EXPERTS + 1) * 2);
+    m.counts = take<int32_t>(EXPERTS);
+    m.row = floats(H, -1, 1);
+    m.ordered = take<bf16>(H);
+    std::vector<float> s((size_t)rows * (EXPERTS + 1) * 2); /* in two parts */
+    for (size_t i = 0; i < s.size(); i++) {                 /* the used ones win */
         s[i] = (float)rand() / (float)RAND_MAX + ((int)(i % (EXPERTS + 1)) < used ? 4.0f : 0.0f);
     }
     send(m.scores, s.data(), s.size() * 4);
@@ -402,11 +511,51 @@ static moe make_moe(int rows, int used) {
     return m;
 }
 static cuda_groups run_routing(const moe &m, int rows, int height) {
-    RUN(portable::route, blocks(rows, 4), 1, 128, 0, m.scores, m.routing, rows);
-    RUN(prompt_group, 1, 1, GROUP_THREADS, 0, m.routing, rows, height, m.begin, m.blocks,
-        m.n_blocks, m.pairs, m.places);
+    float *no_floats = nullptr;
+    bf16 *no_bf16 = nullptr;
+    RUN(prompt_norm, 1, 1, 256, 0, m.row, no_floats, m.row, m.ordered, no_bf16, no_bf16, no_floats,
+        m.counts);
+    RUN(prompt_route, blocks(rows, 4), 1, 128, 0, m.scores, m.routing, rows, m.counts, m.places);
+    RUN(prompt_group, blocks(rows, GROUP_ROWS), 1, GROUP_THREADS, 0, m.counts, rows, height,
+        m.begin, m.blocks, m.n_blocks, m.pairs, m.places);
     cuda_groups g = {m.begin, m.blocks, m.n_blocks, m.pairs, 0, 0};
     return g;
+}
+
+/* The sum behind experts whose outputs are given, and the norm behind that. */
+static void check_combine(const moe &m, int rows, const float *out) {
+    size_t n = (size_t)rows * H;
+    float *shared = floats(n, -1, 1), *x = floats(n, -1, 1), *weight = floats(H, 0.5f, 1.5f);
+    float *before = take<float>(n), *zero = floats(n, 0, 0), *normed = take<float>(n);
+    bf16 *ordered = take<bf16>(n), *high = take<bf16>(n), *low = take<bf16>(n);
+    float *sums = take<float>(n / 64);
+    copy(before, x, n * 4);
+    RUN(prompt_combine, rows, 1, 256, 0, out, m.places, m.routing, m.scores, shared, x, weight,
+        ordered, high, low, sums);
+    std::vector<float> got = fetch(x, n), o = fetch(out, n * TOP_K), b = fetch(before, n);
+    std::vector<float> own = fetch(shared, n), r = fetch(m.routing, (size_t)rows * 2 * TOP_K);
+    std::vector<float> s = fetch(m.scores, (size_t)rows * (EXPERTS + 1) * 2), expected(n);
+    std::vector<int32_t> places = fetch(m.places, (size_t)rows * TOP_K);
+    for (int row = 0; row < rows; row++) {
+        size_t at = (size_t)row * (EXPERTS + 1) + EXPERTS;
+        double gate = 1 / (1 + exp(-(double)s[at] - (double)s[at + (size_t)rows * (EXPERTS + 1)]));
+        for (int i = 0; i < H; i++) {
+            double sum = (double)b[(size_t)row * H + i] + gate * (double)own[(size_t)row * H + i];
+            for (int j = 0; j < TOP_K; j++) {
+                sum += (double)r[(size_t)row * 2 * TOP_K + TOP_K + j] *
+                       (double)o[(size_t)places[(size_t)row * TOP_K + j] * H + i];
+            }
+            expected[(size_t)row * H + i] = (float)sum;
+        }
+    }
+    float *plain = take<float>(n);
+    send(plain, expected.data(), n * 4);
+    compare("sum of experts", x, plain, n, 1e-5);
+    RUN(plain_norm, rows, 1, 256, 0, x, zero, weight, normed);
+    compare("  its norm", restored(ordered, rows, H), normed, n, 4e-3);
+    float *joined = take<float>(n);
+    RUN(plain_join, rows, 1, 256, 0, high, low, joined, sums);
+    compare("  in two halves", joined, normed, n, 1e-5);
 }
 
 static void check_experts() {
@@ -465,6 +614,7 @@ static void check_experts() {
         run_up(t, blocks(rows, t.n), x, m.shared_gate, all, own, SHARED);
         compare("shared expert, first half", restored(own, rows, SHARED), g, (size_t)rows * SHARED,
                 8e-3);
+        check_combine(m, rows, out);
         release();
     }
 }
@@ -472,7 +622,7 @@ static void check_experts() {
 /* What one DeltaNet layer of a chunk reads and leaves. */
 struct delta_layer {
     int rows, pieces, width;
-    float *proj, *taps, *ba, *rate, *dt_bias, *norm, *delta, *decays, *u;
+    float *proj, *taps, *parts, *ba, *rate, *dt_bias, *norm, *delta, *decays, *u;
     bf16 *channels, *w, *p, *mix;
     cuda_slot slot, *slot_device;
 };
@@ -484,7 +634,10 @@ static delta_layer make_delta(int rows, int pos) {
     d.width = CONV_DIM + V_DIM;
     d.proj = floats((size_t)rows * d.width, -2, 2);
     d.taps = floats((size_t)CONV_DIM * 4, -0.6f, 0.6f);
-    d.ba = floats((size_t)rows * 2 * V_HEADS, -3, 3);
+    size_t gates = (size_t)rows * 2 * V_HEADS;
+    d.parts = floats(2 * gates, -1.5f, 1.5f);
+    d.ba = take<float>(gates);
+    RUN(plain_add, 264, 1, 256, 0, d.parts, d.ba, gates);
     d.rate = floats(V_HEADS, 0.02f, 1.5f);
     d.dt_bias = floats(V_HEADS, -3, 0);
     d.norm = floats(DIM, 0.5f, 1.5f);
@@ -511,7 +664,7 @@ static void run_convolve(const delta_layer &d) {
         d.channels);
 }
 static void run_pieces(const delta_layer &d) {
-    RUN(delta_pieces, d.pieces, V_HEADS, PIECES_THREADS, PIECES_SHARED, d.channels, d.ba, d.rate,
+    RUN(delta_pieces, d.pieces, V_HEADS, PIECES_THREADS, PIECES_SHARED, d.channels, d.parts, d.rate,
         d.dt_bias, d.slot_device, d.rows, d.decays, d.w, d.p, d.u);
 }
 static void run_states(const delta_layer &d) {
@@ -659,6 +812,7 @@ int main(int argc, char **argv) {
         const char *name;
         void (*check)(), (*time)();
     } parts[] = {{"gemm", check_gemm, time_gemm},
+                 {"decisive", check_decisive, time_decisive},
                  {"experts", check_experts, time_experts},
                  {"delta", check_delta, time_delta},
                  {"attention", check_attention, time_attention},

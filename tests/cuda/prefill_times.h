@@ -37,11 +37,35 @@ static void time_gemm() {
         }
         size_t n = (size_t)rows * H;
         float *x = floats(n, -1, 1), *add = floats(n, -1, 1), *weight = floats(H, 0.5f, 1.5f);
-        float *normed = take<float>(n);
-        bf16 *ordered = take<bf16>(n);
-        double us = microseconds(
-            10, [&](int) { RUN(prompt_norm, rows, 1, 256, 0, x, add, weight, normed, ordered); });
+        bf16 *ordered = take<bf16>(n), *high = take<bf16>(n), *low = take<bf16>(n);
+        float *sums = take<float>(n / 64);
+        int32_t *none = nullptr;
+        double us = microseconds(10, [&](int) {
+            RUN(prompt_norm, rows, 1, 256, 0, x, add, weight, ordered, high, low, sums, none);
+        });
         report("norm with sum", "", rows, us, 0, (double)n * 18);
+        release();
+    }
+}
+
+static void time_decisive() {
+    const int lengths[] = {16, 64, 512, 1024, 2048, 4096};
+    for (int rows : lengths) {
+        if (only && rows != only) continue;
+        float *x = floats((size_t)rows * H, -2, 2), *out = take<float>((size_t)rows * 2 * 320);
+        decisive_input_rows r = split_rows(x, rows, H);
+        cuda_mat of[] = {matrix(EXPERTS + 1, H, CUDA_BYTE, 1),
+                         matrix(2 * V_HEADS, H, CUDA_WIDE, 1)};
+        for (const cuda_mat &w : of) {
+            for (const decisive_tile &t : DECISIVE_TILES) {
+                if (rows / t.n > 264 || t.n > std::max(rows, 16)) continue;
+                char name[16];
+                snprintf(name, sizeof name, "%dx%d", w.rows, t.n);
+                double us = microseconds(8, [&](int) { run_decisive(t, r, w, out, rows); });
+                report("decisive", name, rows, us, 4.0 * rows * w.rows * H,
+                       4.0 * rows * H + mat_bytes(w));
+            }
+        }
         release();
     }
 }
@@ -52,22 +76,19 @@ static void time_moe(int rows, int first_tile, int end_tile) {
     bf16 *x = bf16s((size_t)rows * H, -1, 1), *hidden = take<bf16>((size_t)pairs * INNER);
     float *out = take<float>((size_t)pairs * H);
     float *residual = floats((size_t)rows * H, -1, 1), *own = take<float>((size_t)rows * H);
-    float *no_trace = nullptr;
     double n = rows, each = pairs;
     double us = microseconds(10, [&](int) {
-        RUN(portable::route, blocks(rows, 4), 1, 128, 0, m.scores, m.routing, rows);
+        RUN(prompt_route, blocks(rows, 4), 1, 128, 0, m.scores, m.routing, rows, m.counts,
+            m.places);
     });
-    report("route", "", rows, us, 0, n * (257 + 16) * 4);
+    report("route", "", rows, us, 0, n * (257 * 2 + 16) * 4);
     for (int t = first_tile; t < end_tile; t++) {
         const expert_tile &tile = EXPERT_TILES[t];
         char name[16];
         snprintf(name, sizeof name, "128x%d", tile.n);
         cuda_groups g = run_routing(m, rows, tile.n);
-        us = microseconds(6, [&](int) {
-            RUN(prompt_group, 1, 1, GROUP_THREADS, 0, m.routing, rows, tile.n, m.begin, m.blocks,
-                m.n_blocks, m.pairs, m.places);
-        });
-        report("group", name, rows, us, 0, each * 16);
+        us = microseconds(6, [&](int) { run_routing(m, rows, tile.n); });
+        report("counts, route, group", name, rows, us, 0, each * 16);
         unsigned all = (unsigned)(pairs / tile.n + used);
         double touched = used == EXPERTS ? 1 : (double)used / EXPERTS;
         us = microseconds(4, [&](int) { run_up(tile, all, x, m.gate, g, hidden, INNER); });
@@ -89,16 +110,25 @@ static void time_moe(int rows, int first_tile, int end_tile) {
         report("shared expert", name, rows, us, 6.0 * n * SHARED * H,
                3 * mat_bytes(m.shared_up) + n * H * 6);
     }
+    float *weight = floats(H, 0.5f, 1.5f), *sums = take<float>((size_t)rows * H / 64);
+    bf16 *high = take<bf16>((size_t)rows * H), *low = take<bf16>((size_t)rows * H);
     us = microseconds(6, [&](int) {
-        RUN(portable::combine, rows, 1, 256, 0, out, m.places, m.routing, m.scores, own, residual,
-            no_trace, no_trace);
+        RUN(prompt_combine, rows, 1, 256, 0, out, m.places, m.routing, m.scores, own, residual,
+            weight, x, high, low, sums);
     });
-    report("combine", "", rows, us, 0, each * H * 4 + n * H * 12);
+    report("combine and norm", "", rows, us, 0, each * H * 4 + n * H * 18);
     release();
 }
 static void time_experts() {
     for (int rows : LENGTHS) {
-        if (!only || rows == only) time_moe(rows, rows < 1024 ? 0 : 1, 4);
+        if (!only || rows == only)
+            time_moe(rows,
+                     rows < 1024   ? 0
+                     : rows < 4096 ? 2
+                                   : 3,
+                     rows < 2048   ? 3
+                     : rows < 4096 ? 4
+                                   : 5);
     }
 }
 

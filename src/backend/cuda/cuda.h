@@ -270,9 +270,6 @@ int cuda_portable_none(struct backend_model *m, lily_err *err);
 void cuda_portable_close(struct backend_model *m);
 /* x.x = embedding rows of x.ids (prompt), or of the slots' tokens; then all layers. */
 int cuda_run_layers(struct backend_model *m, const struct cuda_run *run, lily_err *err);
-/* out[r] = w . x.normed[r] in near float32 accuracy, for small matrices: out[r][w.rows]. */
-int cuda_run_small(struct backend_model *m, const struct cuda_run *run, struct cuda_mat w,
-                   CUdeviceptr out, lily_err *err);
 /* x.logits[n] = the head of rows [first, first + n) of x.x, n <= CUDA_HEAD_ROWS or decode. */
 int cuda_run_head(struct backend_model *m, const struct cuda_run *run, int32_t first, int32_t n,
                   lily_err *err);

@@ -167,11 +167,6 @@ static int small_product(struct backend_model *m, const struct cuda_run *run, st
                   0, ARGS(&in, &w, &out, &rows), err);
 }
 
-int cuda_run_small(struct backend_model *m, const struct cuda_run *run, struct cuda_mat w,
-                   CUdeviceptr out, lily_err *err) {
-    return small_product(m, run, w, m->x.normed, out, err);
-}
-
 /* x += add where add is given; normed rows as float32, and as bf16 for tensor cores. */
 static int norm(struct backend_model *m, const struct cuda_run *run, CUdeviceptr add,
                 CUdeviceptr weight, int32_t first, int32_t rows, lily_err *err) {

@@ -73,9 +73,9 @@ static int head(struct backend_model *m, const struct cuda_run *run, int32_t fir
     return LILY_OK;
 }
 
-/* Queues the chunk and waits for it. */
+/* Queues the step's first n tokens and waits for them; last: the last one's logits are wanted. */
 static int run_chunk(struct backend_session *s, const struct prefill_step *step, int32_t n,
-                     lily_err *err) {
+                     bool last, lily_err *err) {
     struct backend_model *m = s->model;
     const struct cuda_driver *d = m->d;
     int32_t flag = m->options.max_sessions, hidden = model_shape(m)->hidden;
@@ -91,7 +91,7 @@ static int run_chunk(struct backend_session *s, const struct prefill_step *step,
     }
     if (rc == LILY_OK) rc = cuda_check_rows(m, m->x.x, n, hidden, n, flag, err);
     if (rc == LILY_OK && step->all_logits) rc = head(m, &run, 0, n, step->all_logits, err);
-    if (rc == LILY_OK && step->logits && n == step->n && !step->all_logits) {
+    if (rc == LILY_OK && last && step->logits && !step->all_logits) {
         rc = head(m, &run, n - 1, 1, step->logits, err);
     }
     if (rc != LILY_OK) return rc;
@@ -103,6 +103,74 @@ static int run_chunk(struct backend_session *s, const struct prefill_step *step,
 
 static int32_t smaller(int32_t a, int32_t b) {
     return a < b ? a : b;
+}
+
+/* How many of the next n tokens go one by one through the persistent decode step, which takes a
+ * sixth of the time of a small chunk: those behind the last point of the grid where they are few,
+ * and a few that begin between two points. So no cut on the grid changes what a token goes through.
+ */
+static int32_t tail_of(const struct backend_session *s, int32_t n) {
+    enum { MOST = 3 };
+    const struct backend_model *m = s->model;
+    if (!m->prompt || !m->decode || m->options.trace) return 0;
+    int32_t behind = (s->position + n) % BACKEND_GRID;
+    if (s->position % BACKEND_GRID && n <= MOST) return n;
+    return behind <= MOST ? smaller(behind, n) : 0;
+}
+
+static int not_finite(int32_t first, int32_t last, lily_err *err) {
+    return ERR(err, LILY_ENUMERIC,
+               "positions %d to %d: found non-finite values, expected finite numbers; reset the "
+               "session, and check the checkpoint if this repeats",
+               first, last);
+}
+
+/* The step's first n tokens as one chunk; last: the last one's logits are wanted. */
+static int read_rows(struct backend_session *s, const struct prefill_step *step, int32_t n,
+                     bool last, lily_err *err) {
+    struct backend_model *m = s->model;
+    double began = clock_seconds();
+    int rc = run_chunk(s, step, n, last, err);
+    if (rc != LILY_OK) { /* what was queued still reads the ids that the next chunk overwrites */
+        m->d->stream_wait(m->stream);
+        return rc;
+    }
+    int32_t first = s->position;
+    if (!step->all_logits) cuda_chunk_took(m, first, n, clock_seconds() - began);
+    s->parity ^= 1;
+    s->position += n;
+    s->kv_rows = s->position; /* later rows, if any, belonged to another continuation */
+    s->can_rewind = s->sampled = false;
+    return *m->prompt_finite ? LILY_OK : not_finite(first, s->position - 1, err);
+}
+
+/* Waits for the oldest decode step; its logits are finite. */
+static int take_step(struct backend_session *s, lily_err *err) {
+    struct decode_result result;
+    int32_t at = s->position - s->model->n_steps;
+    int rc = cuda_decode_wait(s->model, &result, 1, err);
+    return rc != LILY_OK || result.finite ? rc : not_finite(at, at, err);
+}
+
+/* Tokens [at, at + n) of the step as decode steps, two in flight. */
+static int read_tail(struct backend_session *s, const struct prefill_step *step, int32_t at,
+                     int32_t n, lily_err *err) {
+    struct backend_model *m = s->model;
+    size_t vocab = (size_t)model_shape(m)->vocab;
+    int rc = LILY_OK;
+    for (int32_t i = at; i < at + n && rc == LILY_OK; i++) {
+        struct decode_slot slot = {.session = s, .token = step->ids[i]};
+        if (i == step->n - 1) slot.logits = step->logits;
+        if (step->all_logits) slot.logits = step->all_logits + (size_t)i * vocab;
+        rc = cuda_decode_submit(m, &slot, 1, err);
+        if (rc == LILY_OK && m->n_steps == CUDA_IN_FLIGHT) rc = take_step(s, err);
+    }
+    while (m->n_steps) {
+        int waited = take_step(s, rc == LILY_OK ? err : NULL);
+        if (rc == LILY_OK) rc = waited;
+    }
+    s->can_rewind = s->sampled = false;
+    return rc;
 }
 
 /* One chunk, ending on the grid of state checkpoints unless the prompt ends before. */
@@ -121,30 +189,17 @@ int cuda_prefill(struct backend_session *s, struct prefill_step *step, lily_err 
     int32_t most = cuda_chunk_rows(m, s->position);
     int32_t n = smaller(step->n, most - s->position % BACKEND_GRID);
     n = smaller(n, s->context - s->position);
+    int32_t tail = tail_of(s, n);
     int rc = check_prompt(s, step, n, err);
     if (rc == LILY_OK) rc = cuda_enter(m, err);
-    if (rc != LILY_OK) return rc;
-    double began = clock_seconds();
-    rc = run_chunk(s, step, n, err);
-    if (rc != LILY_OK) { /* what was queued still reads the ids that the next chunk overwrites */
-        m->d->stream_wait(m->stream);
-        return rc;
+    if (rc == LILY_OK && n > tail) {
+        rc = read_rows(s, step, n - tail, n == step->n && !tail, err);
     }
-    if (!step->all_logits) cuda_chunk_took(m, s->position, n, clock_seconds() - began);
+    if (rc == LILY_OK && tail) rc = read_tail(s, step, n - tail, tail, err);
+    if (rc != LILY_OK) return rc;
     size_t vocab = (size_t)model_shape(m)->vocab;
     if (step->all_logits && step->logits && n == step->n) {
         memcpy(step->logits, step->all_logits + (size_t)(n - 1) * vocab, vocab * sizeof(float));
-    }
-    int32_t first = s->position;
-    s->parity ^= 1;
-    s->position += n;
-    s->kv_rows = s->position; /* later rows, if any, belonged to another continuation */
-    s->can_rewind = s->sampled = false;
-    if (!*m->prompt_finite) {
-        return ERR(err, LILY_ENUMERIC,
-                   "positions %d to %d: found non-finite values, expected finite numbers; reset "
-                   "the session, and check the checkpoint if this repeats",
-                   first, s->position - 1);
     }
     step->done = n;
     return LILY_OK;

@@ -7,14 +7,18 @@
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/kernels/prefill_kernels.h"
 
+enum {
+    DECISIVE_GROUPS = 4096 / 64 / PREFILL_DECISIVE_PARTS, /* of the widest hidden state */
+    DECISIVE_OUTPUTS = 320
+};
+
 /* Every kernel used here, with the most dynamic shared memory it is launched with. */
 static const struct {
     const char *file, *kernel;
     size_t shared;
-} KERNELS[] = {{"portable_norm", "embed", 0},
-               {"portable_moe", "route", 0},
-               {"portable_moe", "combine", 0},
-               {"prefill_norm", "prompt_norm", 0},
+} KERNELS[] = {{"prefill_norm", "prompt_norm", 0},
+               {"prefill_norm", "prompt_combine", 0},
+               {"prefill_route", "prompt_route", 0},
                {"prefill_route", "prompt_group", 0},
                {"prefill_deltanet", "prompt_convolve", 0},
                {"prefill_deltanet", "delta_pieces", PREFILL_PIECES_SHARED},
@@ -26,19 +30,30 @@ static const struct {
 #define DENSE(wgs, n, stages, at_least) TILED("dense_" #wgs "_" #n, wgs, n, stages)
 #define EXPERTS(n, stages, at_least)                                                               \
     TILED("prompt_up_" #n, 2, n, stages) TILED("prompt_down_" #n, 2, n, stages)
-               PREFILL_DENSE_TILES(DENSE) PREFILL_EXPERT_TILES(EXPERTS)};
+#define DECISIVE(n, stages)                                                                        \
+    {"prefill_small", "prompt_decisive_" #n, (n) * ((stages)*256 + DECISIVE_GROUPS * 4) + 1024},
+               PREFILL_DENSE_TILES(DENSE) PREFILL_EXPERT_TILES(EXPERTS)
+                   PREFILL_DECISIVE_TILES(DECISIVE)};
 
 enum { N_KERNELS = sizeof KERNELS / sizeof *KERNELS };
 
 struct cuda_prompt {
-    CUfunction function[N_KERNELS];
+    CUfunction embed, function[N_KERNELS];
     CUdeviceptr block; /* what pieces of the delta rule leave: decays, w, p, u */
     size_t at[4];
+    /* In x.mix, which these kernels have no other use for: what products that decide give, sums of
+     * their inputs, and how many rows chose each expert. The inputs themselves are in x.normed. */
+    CUdeviceptr scores, sums, counts, high, low;
 };
 
 static bool suits(const struct backend_model *m) {
     const struct shape *s = model_shape(m);
     if (m->capability != 90 || m->options.trace || m->shared_limit < PREFILL_FLASH_SHARED) {
+        return false;
+    }
+    if (PREFILL_DECISIVE_PARTS * (s->experts + 1) + s->hidden / 64 + s->experts > s->hidden ||
+        s->experts >= DECISIVE_OUTPUTS || 2 * s->gdn_v_heads > DECISIVE_OUTPUTS ||
+        s->experts > 256) {
         return false;
     }
     if (s->top_k != 8 || s->head_dim != 256 || s->rotary_dim != 64 || s->gdn_head_dim != 128) {
@@ -75,7 +90,7 @@ int cuda_prompt_open(struct backend_model *m, lily_err *err) {
     if (!suits(m)) return LILY_OK;
     struct cuda_prompt *p = m->prompt = calloc(1, sizeof *p);
     if (!p) return ERR_NOMEM(err, "CUDA prompt kernels");
-    int rc = LILY_OK;
+    int rc = cuda_function(m->d, m->modules, "portable_norm", "embed", 0, &p->embed, err);
     for (int i = 0; i < N_KERNELS && rc == LILY_OK; i++) {
         rc = cuda_function(m->d, m->modules, KERNELS[i].file, KERNELS[i].kernel, KERNELS[i].shared,
                            &p->function[i], err);
@@ -83,6 +98,13 @@ int cuda_prompt_open(struct backend_model *m, lily_err *err) {
     if (rc == LILY_OK) {
         rc = cuda_memory(m, delta_bytes(m, p->at), "prompt scratch", &p->block, err);
     }
+    const struct shape *s = model_shape(m);
+    size_t rows = (size_t)m->rows, parts = PREFILL_DECISIVE_PARTS;
+    p->high = m->x.normed;
+    p->low = p->high + rows * (size_t)s->hidden * sizeof(uint16_t);
+    p->scores = m->x.mix;
+    p->sums = p->scores + rows * parts * ((size_t)s->experts + 1) * sizeof(float);
+    p->counts = p->sums + rows * ((size_t)s->hidden / 64) * sizeof(float);
     return rc;
 }
 
@@ -95,12 +117,25 @@ void cuda_prompt_close(struct backend_model *m) {
 /* The arguments of a launch: addresses of values that outlive the call. */
 #define ARGS(...) ((void *[]){__VA_ARGS__})
 
+/* Every kernel but the first begins while the one before it ends, and waits for it itself. */
 static int launch(const struct backend_model *m, struct prefill_launch l, void **arguments,
                   lily_err *err) {
+    CUlaunchAttribute early = {.id = CU_LAUNCH_PROGRAMMATIC, .value = {.number = 1}};
+    CUlaunchConfig config = {.grid_x = l.gx,
+                             .grid_y = l.gy,
+                             .grid_z = 1,
+                             .block_x = l.threads,
+                             .block_y = 1,
+                             .block_z = 1,
+                             .shared = (unsigned)l.shared,
+                             .stream = m->stream,
+                             .attributes = &early,
+                             .n_attributes = 1};
     for (int i = 0; i < N_KERNELS; i++) {
         if (strcmp(KERNELS[i].kernel, l.kernel) != 0) continue;
-        return cuda_launch(m, m->prompt->function[i], l.gx, l.gy, 1, l.threads, l.shared, arguments,
-                           err);
+        CUfunction f = m->prompt->function[i];
+        return cuda_check(m->d, m->d->launch_with(&config, f, arguments, NULL), "kernel launch",
+                          err);
     }
     return ERR(err, LILY_EBACKEND,
                "CUDA: found no kernel %s, expected it in the table; this is a fault of the "
@@ -115,10 +150,23 @@ static int product(struct backend_model *m, struct cuda_mat w, CUdeviceptr in, C
                   err);
 }
 
-static int norm(struct backend_model *m, CUdeviceptr add, CUdeviceptr weight, int32_t rows,
-                lily_err *err) {
+/* out = w . x.normed in near float32 accuracy, in parts. */
+static int decisive(struct backend_model *m, struct cuda_mat w, CUdeviceptr out, int32_t rows,
+                    lily_err *err) {
+    const struct cuda_prompt *p = m->prompt;
+    CUdeviceptr high = p->high, low = p->low, sums = p->sums;
+    return launch(m, prefill_decisive(rows, w.rows, w.cols, m->processors),
+                  ARGS(&high, &low, &sums, &w, &out, &rows), err);
+}
+
+/* x += add where given, normed; with inputs for products that decide where `decides`. */
+static int norm(struct backend_model *m, CUdeviceptr add, CUdeviceptr weight, bool decides,
+                CUdeviceptr counts, int32_t rows, lily_err *err) {
     struct cuda_scratch *x = &m->x;
-    return launch(m, prefill_norm(rows), ARGS(&x->x, &add, &weight, &x->normed, &x->normed_bf),
+    struct cuda_prompt p = *m->prompt;
+    if (!decides) p.high = 0;
+    return launch(m, prefill_norm(rows),
+                  ARGS(&x->x, &add, &weight, &x->normed_bf, &p.high, &p.low, &p.sums, &counts),
                   err);
 }
 
@@ -129,7 +177,7 @@ static int delta_rule(struct backend_model *m, const struct cuda_run *run, int32
     const struct shape *s = model_shape(m);
     struct cuda_layer w = m->dw.layer[l];
     struct cuda_scratch *x = &m->x;
-    const struct cuda_prompt *p = m->prompt;
+    struct cuda_prompt *p = m->prompt;
     CUdeviceptr slot = run->slots_device, decays = p->block + p->at[0], of_w = p->block + p->at[1];
     CUdeviceptr of_p = p->block + p->at[2], of_u = p->block + p->at[3], channels = x->queries;
     int32_t rows = cuda_run_rows(run), width = m->proj_width, kind = shape_kind_index(s, l);
@@ -138,7 +186,7 @@ static int delta_rule(struct backend_model *m, const struct cuda_run *run, int32
                     ARGS(&x->wide, &width, &w.conv, &slot, &rows, &kind, &channels), err);
     if (rc == LILY_OK) {
         rc = launch(m, prefill_delta_pieces(pieces, heads),
-                    ARGS(&channels, &x->scores, &w.decay_rate, &w.dt_bias, &slot, &rows, &decays,
+                    ARGS(&channels, &p->scores, &w.decay_rate, &w.dt_bias, &slot, &rows, &decays,
                          &of_w, &of_p, &of_u),
                     err);
     }
@@ -158,7 +206,7 @@ static int deltanet(struct backend_model *m, const struct cuda_run *run, int32_t
     struct cuda_scratch *x = &m->x;
     int32_t rows = cuda_run_rows(run);
     int rc = product(m, w->qkvz, x->normed_bf, x->wide, m->proj_width, rows, err);
-    if (rc == LILY_OK) rc = cuda_run_small(m, run, w->ba, x->scores, err);
+    if (rc == LILY_OK) rc = decisive(m, w->ba, m->prompt->scores, rows, err);
     if (rc == LILY_OK) rc = delta_rule(m, run, l, err);
     if (rc != LILY_OK) return rc;
     return product(m, w->out, x->mix_bf, x->out, model_shape(m)->hidden, rows, err);
@@ -200,21 +248,34 @@ static int two_halves(struct backend_model *m, int32_t height, uint32_t blocks,
                   ARGS(&hidden, &down, &groups, &out), err);
 }
 
+/* The norm behind the experts: of the next layer, or none. */
+static int combine(struct backend_model *m, int32_t next, int32_t rows, lily_err *err) {
+    struct cuda_scratch *x = &m->x;
+    struct cuda_prompt p = *m->prompt;
+    CUdeviceptr weight = next < m->w->layers ? m->dw.layer[next].input_norm : 0;
+    if (shape_is_attention(model_shape(m), next)) p.high = 0;
+    return launch(m, prefill_combine(rows),
+                  ARGS(&x->wide, &x->places, &x->routing, &p.scores, &x->out, &x->x, &weight,
+                       &x->normed_bf, &p.high, &p.low, &p.sums),
+                  err);
+}
+
 static int experts(struct backend_model *m, const struct cuda_run *run, int32_t l, lily_err *err) {
     const struct shape *s = model_shape(m);
     const struct cuda_layer *w = &m->dw.layer[l];
     struct cuda_scratch *x = &m->x;
+    struct cuda_prompt *p = m->prompt;
     int32_t rows = cuda_run_rows(run), height = prefill_expert_height(rows, s->experts, s->top_k);
     CUdeviceptr begin = x->experts, count = begin + (size_t)(s->experts + 1) * sizeof(int32_t);
-    CUdeviceptr list = count + sizeof(int32_t), none = 0;
-    int rc = cuda_run_small(m, run, w->router, x->scores, err);
+    CUdeviceptr list = count + sizeof(int32_t);
+    int rc = decisive(m, w->router, p->scores, rows, err);
     if (rc == LILY_OK) {
-        struct prefill_launch route = {"portable_moe", "route", prefill_blocks(rows, 4), 1, 128, 0};
-        rc = launch(m, route, ARGS(&x->scores, &x->routing, &rows), err);
+        rc = launch(m, prefill_route(rows),
+                    ARGS(&p->scores, &x->routing, &rows, &p->counts, &x->places), err);
     }
     if (rc == LILY_OK) {
-        rc = launch(m, prefill_group(),
-                    ARGS(&x->routing, &rows, &height, &begin, &list, &count, &x->pairs, &x->places),
+        rc = launch(m, prefill_group(rows),
+                    ARGS(&p->counts, &rows, &height, &begin, &list, &count, &x->pairs, &x->places),
                     err);
     }
     if (rc != LILY_OK) return rc;
@@ -228,11 +289,7 @@ static int experts(struct backend_model *m, const struct cuda_run *run, int32_t 
     height = prefill_shared_height(rows);
     rc = two_halves(m, height, prefill_blocks(rows, height), w->shared_gate, w->shared_down, all,
                     s->shared_width, own, x->out, err);
-    if (rc != LILY_OK) return rc;
-    struct prefill_launch combine = {"portable_moe", "combine", (uint32_t)rows, 1, 256, 0};
-    return launch(m, combine,
-                  ARGS(&x->wide, &x->places, &x->routing, &x->scores, &x->out, &x->x, &none, &none),
-                  err);
+    return rc == LILY_OK ? combine(m, l + 1, rows, err) : rc;
 }
 
 int cuda_prompt_layers(struct backend_model *m, const struct cuda_run *run, lily_err *err) {
@@ -240,14 +297,18 @@ int cuda_prompt_layers(struct backend_model *m, const struct cuda_run *run, lily
     int32_t rows = cuda_run_rows(run);
     CUdeviceptr slots = run->slots_device;
     struct cuda_mat table = m->dw.embed;
-    struct prefill_launch embed = {"portable_norm", "embed", (uint32_t)rows, 1, 256, 0};
-    int rc = launch(m, embed, ARGS(&table, &x->ids, &slots, &x->x), err);
+    int rc = cuda_launch(m, m->prompt->embed, (unsigned)rows, 1, 1, 256, 0,
+                         ARGS(&table, &x->ids, &slots, &x->x), err);
+    if (rc == LILY_OK) {
+        bool decides = !shape_is_attention(model_shape(m), 0);
+        rc = norm(m, 0, m->dw.layer[0].input_norm, decides, 0, rows, err);
+    }
     for (int32_t l = 0; l < m->w->layers && rc == LILY_OK; l++) {
-        const struct cuda_layer *w = &m->dw.layer[l];
         bool full = shape_is_attention(model_shape(m), l);
-        rc = norm(m, 0, w->input_norm, rows, err);
-        if (rc == LILY_OK) rc = full ? attention(m, run, l, err) : deltanet(m, run, l, err);
-        if (rc == LILY_OK) rc = norm(m, x->out, w->post_norm, rows, err);
+        rc = full ? attention(m, run, l, err) : deltanet(m, run, l, err);
+        if (rc == LILY_OK) {
+            rc = norm(m, x->out, m->dw.layer[l].post_norm, true, m->prompt->counts, rows, err);
+        }
         if (rc == LILY_OK) rc = experts(m, run, l, err);
     }
     return rc;

@@ -10,6 +10,7 @@ KERNEL prompt_attention_rows(const float *proj, int width, const float *q_norm, 
                              bf16 *queries) {
     enum { EACH = HEAD / 32, HALF = SHAPE_ROTARY_DIM / 2 };
     static_assert(HALF == 32, "a lane holds both halves of a rotary pair");
+    begin_after_previous();
     int r = blockIdx.x, lane = threadIdx.x % 32, pos = slot->pos + r;
     const float *row = proj + (int64_t)r * width;
     float sine, cosine;
@@ -149,6 +150,7 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
     prompt_flash(const bf16 *queries, const float *proj, int width, const cuda_slot *slot, int rows,
                  int layer, bf16 *mix) {
     SHARED_PIECES(memory);
+    begin_after_previous();
     int tid = threadIdx.x, lane = tid % 32, kv = blockIdx.y;
     int r0 = ((int)gridDim.x - 1 - (int)blockIdx.x) * TOKENS; /* long ones first */
     int pos0 = slot->pos + r0, n = min((int)TOKENS, rows - r0);

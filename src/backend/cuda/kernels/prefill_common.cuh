@@ -30,6 +30,27 @@ template <class F> __device__ __forceinline__ uint4 reordered_part(int part, F v
                       bf16_pair(value(first + 96), value(first + 100)));
 }
 
+/* Inputs for prefill_small.cu are reordered within each group of 64: a thread's sixteen, 16 q and
+ * on, are its columns of four products. */
+__device__ __forceinline__ int decisive_input(int p) {
+    return 16 * (p % 8 / 2) + 4 * (p / 16) + 2 * (p % 16 / 8) + p % 2;
+}
+
+/* Element [row][i] of what prefill_small.cu left in parts [rows][width]. */
+__device__ __forceinline__ float decisive_sum(const float *parts, int rows, int width, int64_t row,
+                                              int i) {
+    static_assert(PREFILL_DECISIVE_PARTS == 2, "added in order");
+    const float *at = parts + row * width + i;
+    return at[0] + at[(int64_t)rows * width];
+}
+
+/* First in every kernel of a prompt chunk: the next one may begin where there is room, and what is
+ * read from here on has been written by the one before. */
+__device__ __forceinline__ void begin_after_previous() {
+    let_next_begin();
+    wait_for_previous();
+}
+
 /* sigmoid and SiLU within 4 units in the last place, in a few instructions: what follows is rounded
  * to bf16. */
 __device__ __forceinline__ float quick_sigmoid(float x) {

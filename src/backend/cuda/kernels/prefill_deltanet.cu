@@ -31,6 +31,7 @@ __device__ __forceinline__ piece_rows rows_of_piece(const cuda_slot &slot, int i
 KERNEL __launch_bounds__(CONV_WARPS * 32)
     prompt_convolve(const float *proj, int width, const float4 *taps, const cuda_slot *slot,
                     int rows, int layer, bf16 *channels) {
+    begin_after_previous();
     int head = blockIdx.x, lane = threadIdx.x % 32, c = head * DIM + lane * 4;
     int begin = (blockIdx.y * CONV_WARPS + threadIdx.x / 32) * CONV_ROWS;
     int end = min(begin + CONV_ROWS, rows);
@@ -113,18 +114,17 @@ enum { Q_AT = 0, K_AT = 16384, V_AT = 32768, T_AT = 49152 }; /* A lies where T w
 enum { PIECES_SHARED = T_AT + PIECE * A_STRIDE * 4 };
 static_assert((int)PIECES_SHARED == PREFILL_PIECES_SHARED, "what the host asks for");
 
-/* c[64] and beta[64] of a piece from ba[r] = b, a: c the running sums of the logarithms of the
- * decays. 64 threads at least; barriers inside. */
-__device__ __forceinline__ void piece_gates(const float *ba, const float *rate,
+/* c[64] and beta[64] of a piece from the parts of ba[r] = b, a: c the running sums of the
+ * logarithms of the decays. 64 threads at least; barriers inside. */
+__device__ __forceinline__ void piece_gates(const float *ba, int rows, const float *rate,
                                             const float *dt_bias, int head, const piece_rows &p,
                                             float *c, float *beta) {
     int i = threadIdx.x, row = p.first + i - p.skipped;
     float g = 0, b = 0;
     if (i < PIECE && i >= p.skipped && row < p.end) {
-        const float *from = ba + (int64_t)row * 2 * V_HEADS;
-        float x = from[V_HEADS + head] + dt_bias[head];
+        float x = decisive_sum(ba, rows, 2 * V_HEADS, row, V_HEADS + head) + dt_bias[head];
         float softplus = x > 20.0f ? x : log1pf(expf(x));
-        b = sigmoid(from[head]);
+        b = sigmoid(decisive_sum(ba, rows, 2 * V_HEADS, row, head));
         g = -rate[head] * softplus;
     }
     if (i < PIECE) c[i] = g, beta[i] = b;
@@ -249,6 +249,7 @@ KERNEL __launch_bounds__(PIECES_THREADS, 3)
                  const cuda_slot *slot, int rows, float *decays, bf16 *w, bf16 *p, float *u) {
     DYNAMIC_SHARED(char, shared);
     __shared__ float c[PIECE], beta[PIECE], faded[PIECE]; /* faded: beta exp(c) */
+    begin_after_previous();
     int head = blockIdx.y, key_head = head / (V_HEADS / K_HEADS), tid = threadIdx.x;
     int lane = tid % 32, m = tid / 32 * 16;
     int64_t piece = (int64_t)head * gridDim.x + blockIdx.x;
@@ -259,7 +260,7 @@ KERNEL __launch_bounds__(PIECES_THREADS, 3)
     copy_commit();
     copy_channels<PIECES_THREADS>(at + V_AT, channels, 2 * K_DIM + head * DIM, in);
     copy_commit();
-    piece_gates(ba, rate, dt_bias, head, in, c, beta);
+    piece_gates(ba, rows, rate, dt_bias, head, in, c, beta);
     if (tid < PIECE) {
         decays[piece * PIECE + tid] = c[tid];
         faded[tid] = beta[tid] * expf(c[tid]);
@@ -352,6 +353,7 @@ KERNEL __launch_bounds__(STATE_THREADS, 1)
                  float *delta) {
     DYNAMIC_SHARED(char, shared);
     __shared__ float decay[2][PIECE];
+    begin_after_previous();
     int head = blockIdx.x / (DIM / COLUMNS), c0 = blockIdx.x % (DIM / COLUMNS) * COLUMNS;
     int key_head = head / (V_HEADS / K_HEADS), tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     int m = warp % 4 * 16, n0 = warp / 4 * 16; /* of the first two products */
@@ -503,6 +505,7 @@ KERNEL __launch_bounds__(256) prompt_gated_norm(const float *delta, const float 
                                                 const float *weight, bf16 *mix) {
     __shared__ __align__(16) float values[8][DIM];
     static_assert((int)DIM == (int)ORDERED, "a head is a block");
+    begin_after_previous();
     int64_t r = blockIdx.x;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float4 w = *(const float4 *)(weight + lane * 4);

@@ -3,8 +3,9 @@
  * inputs in one order whatever the tile and its neighbours. Weights are rounded to bf16 once
  * unpacked (scale * code + bias, relative error 2^-9 at most), activations are bf16, sums float32.
  *
- * Matrices lie as the tiles of the decode kernel (tile.h), 4-bit codes and a multiple of 512 inputs;
- * activations are reordered (prefill_common.cuh). Grid: tiles of outputs in x, blocks of rows in y. */
+ * Matrices lie as the tiles of the decode kernel (tile.h), 4-bit codes and a multiple of 512
+ * inputs; activations are reordered (prefill_common.cuh). Grid: tiles of outputs in x, blocks of
+ * rows in y. */
 #include "prefill_gemm.cuh"
 
 /* out[row][f] = sum_k x[row][k] w[f][k]: x bf16 [rows][w.cols] reordered, out float [rows][ldo].
@@ -12,6 +13,7 @@
 template <int WGS, int N, int STAGES>
 __device__ void dense(const bf16 *x, const cuda_mat &w, float *out, int ldo, int rows) {
     SHARED_PIECES(shared);
+    begin_after_previous();
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n0 = blockIdx.y * N;
     int f = (blockIdx.x * WGS * 4 + warp) * 16 + lane / 4 * 2;
     Product<WGS, N, STAGES> p;
@@ -19,7 +21,7 @@ __device__ void dense(const bf16 *x, const cuda_mat &w, float *out, int ldo, int
     p.w = weights_of<false>(w, w.codes, f / 16 * 16);
     p.shared = shared_address(shared);
     p.rounds = w.cols / 64;
-    p.run([&](int n) { return n0 + n < rows ? n0 + n : -1; });
+    p.run(rows - n0, [&](int n) { return n0 + n; });
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
 #pragma unroll
@@ -91,10 +93,7 @@ struct experts_up_tile {
         p.w = weights_of<false>(gate_up, gate_up.codes, 2 * row);
         p.shared = shared_address(shared);
         p.rounds = gate_up.cols / 64;
-        p.run([&](int n) {
-            if (n >= b.rows) return -1;
-            return pairs ? pairs[b.first + n] / TOP_K : b.first + n;
-        });
+        p.run(b.rows, [&](int n) { return pairs ? pairs[b.first + n] / TOP_K : b.first + n; });
         __syncthreads(); /* the ring has been read */
         int place = place_of_input(k) - half * 64;
 #pragma unroll
@@ -133,7 +132,7 @@ struct experts_down_tile {
                                f / 16 * 16);
         p.shared = shared_address(shared);
         p.rounds = down.cols / 64;
-        p.run([&](int n) { return n < b.rows ? b.first + n : -1; });
+        p.run(b.rows, [&](int n) { return b.first + n; });
 #pragma unroll
         for (int j = 0; j < N / 8; j++)
 #pragma unroll
@@ -157,6 +156,7 @@ template <int N, int STAGES>
 __device__ void experts_up(const bf16 *x, const cuda_mat &gate_up, const cuda_groups &groups,
                            bf16 *hidden, int inner) {
     SHARED_PIECES(shared);
+    begin_after_previous();
     expert_rows b = rows_of_block(groups, blockIdx.y, N);
     if (b.rows <= 0) return;
     experts_up_tile tile = {x, gate_up, groups.pairs, hidden, inner, b, shared};
@@ -166,6 +166,7 @@ template <int N, int STAGES>
 __device__ void experts_down(const bf16 *hidden, const cuda_mat &down, const cuda_groups &groups,
                              float *out) {
     SHARED_PIECES(shared);
+    begin_after_previous();
     expert_rows b = rows_of_block(groups, blockIdx.y, N);
     if (b.rows <= 0) return;
     experts_down_tile tile = {hidden, down, out, b, shared};

@@ -17,17 +17,18 @@
  * second CODES_APART behind the first, and 16 bytes of the scales and biases of the first four such
  * blocks; all of them `step` bytes further for the next 128 inputs.
  *
- * A thread multiplies rows 2 (lane / 4) and the next one, inputs 32 (lane % 4) and on. In wide tiles
- * (tile.h) it copies just these. Tiles of `down` hold 32 inputs: lane % 4 is a tile, and 64 bytes in
- * it are the eights of codes of four rows, 0, 2, 1, 3 in turns; of the two lanes that have these rows
- * one copies the even and one the odd eights. The scales of a group are taken from the first of its
- * two tiles. */
+ * A thread multiplies rows 2 (lane / 4) and the next one, inputs 32 (lane % 4) and on. In wide
+ * tiles (tile.h) it copies just these. Tiles of `down` hold 32 inputs: lane % 4 is a tile, and 64
+ * bytes in it are the eights of codes of four rows, 0, 2, 1, 3 in turns; of the two lanes that have
+ * these rows one copies the even and one the odd eights. The scales of a group are taken from the
+ * first of its two tiles. */
 struct weight_tiles {
     const uint8_t *codes, *factors;
     uint32_t step;
 };
 
-/* first: the matrix's (with DOWN the expert's) first tile; row: the warp's first, a multiple of 16. */
+/* first: the matrix's (with DOWN the expert's) first tile; row: the warp's first, a multiple of 16.
+ */
 template <bool DOWN>
 __device__ __forceinline__ weight_tiles weights_of(const cuda_mat &m, const uint8_t *first,
                                                    int row) {
@@ -66,53 +67,57 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
 
     float acc[N / 2];
     uint32_t weights[2][2][4]; /* half a round each: two steps of 16 inputs */
-    uint32_t x_from[PARTS];    /* this thread's parts of a round of activations, in 16 bytes; */
-    const bf16 *x;             /* ~0: there is no such row */
-    weight_tiles w;
+    uint32_t x_from[PARTS];    /* this thread's parts of a round of activations, in 16 bytes */
+    const bf16 *x;
+    weight_tiles w; /* what is copied next */
     shared_at shared;
     int rounds;
+    /* Places in the rings: of the round that is multiplied and the one that is fetched; of this
+     * thread's codes of the round that is unpacked and of those that are fetched. */
+    uint32_t x_read, x_write, w_read, w_write;
 
-    __device__ __forceinline__ shared_at x_stage(int stage) const {
-        return shared + (uint32_t)(stage * X_BYTES);
-    }
     /* This thread's among the block's 16 bytes. With DOWN every second four lanes change places, so
      * that what is read at once lies in more banks. */
     static __device__ __forceinline__ int place() {
         int tid = (int)threadIdx.x;
         return DOWN ? tid ^ (tid >> 1 & 4) : tid;
     }
-    /* Where this thread copies its first 16 bytes of codes to; the second are THREADS * 16 on. */
-    __device__ __forceinline__ shared_at w_stage(int round) const {
-        int stage = round / 2 % CODE_STAGES;
-        return shared + (uint32_t)(STAGES * X_BYTES + stage * W_BYTES + place() * 16);
+    static __device__ __forceinline__ void advance(uint32_t &at, int bytes, int stages) {
+        at += (uint32_t)bytes;
+        if (at == (uint32_t)(bytes * stages)) at = 0;
     }
-    __device__ __forceinline__ shared_at c_stage(int round) const {
+    __device__ __forceinline__ shared_at codes_at(uint32_t stage) const {
+        return shared + (uint32_t)(STAGES * X_BYTES + place() * 16) + stage;
+    }
+    __device__ __forceinline__ shared_at constants_at(int round) const {
         int stage = round / CONSTANT_ROUNDS % CONSTANT_STAGES;
         return shared + (uint32_t)(STAGES * X_BYTES + CODE_STAGES * W_BYTES + stage * C_BYTES);
     }
 
     /* Copies a round's activations into their stage, and the codes and constants that begin with
-     * this round; an empty group of copies after the last. */
-    __device__ __forceinline__ void fetch(int round, int stage) {
+     * this round (with the even ones); an empty group of copies after the last. */
+    template <bool EVEN> __device__ __forceinline__ void fetch(int round) {
         if (round < rounds) {
             int tid = threadIdx.x;
-            uint32_t at = (uint32_t)(round / 2) * w.step;
-            if (round % 2 == 0) {
-                shared_at to = w_stage(round);
-                copy16(to, w.codes + at, true);
-                copy16(to + THREADS * 16, w.codes + at + CODES_APART, true);
+            if (EVEN) {
+                shared_at to = codes_at(w_write);
+                copy16(to, w.codes, true);
+                copy16(to + THREADS * 16, w.codes + CODES_APART, true);
+                w.codes += w.step;
+                advance(w_write, W_BYTES, CODE_STAGES);
+                if (round % CONSTANT_ROUNDS == 0) {
+                    copy16(constants_at(round) + (uint32_t)tid * 16, w.factors, true);
+                    w.factors += CONSTANT_ROUNDS / 2 * w.step;
+                }
             }
-            if (round % CONSTANT_ROUNDS == 0) {
-                copy16(c_stage(round) + (uint32_t)tid * 16, w.factors + at, true);
-            }
-            shared_at to_x = x_stage(stage) + part_at(tid / 8, tid % 8);
+            const uint4 *from = (const uint4 *)(x + round * 64);
+            shared_at to_x = shared + x_write + part_at(tid / 8, tid % 8);
 #pragma unroll
             for (int i = 0; i < PARTS; i++) {
                 if (N * 8 % THREADS && tid + i * THREADS >= N * 8) break;
-                bool valid = x_from[i] != ~0u;
-                uint32_t from = (valid ? x_from[i] : 0) + (uint32_t)round * 8;
-                copy16(to_x + (uint32_t)(i * THREADS * 16), (const uint4 *)x + from, valid);
+                copy16(to_x + (uint32_t)(i * THREADS * 16), from + x_from[i], true);
             }
+            advance(x_write, X_BYTES, STAGES);
         }
         copy_commit();
     }
@@ -124,8 +129,8 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
     __device__ __forceinline__ constants constants_of(int round) const {
         int lane = (int)threadIdx.x % 32, group = lane % 4 / 2, g = lane / 4;
         int place = DOWN ? group * 64 + g * 8 : g * 16 + group * 8;
-        shared_at at = c_stage(round) + (uint32_t)((int)threadIdx.x / 32 * 512 +
-                                                   round % CONSTANT_ROUNDS / 2 * 128 + place);
+        shared_at at = constants_at(round) + (uint32_t)((int)threadIdx.x / 32 * 512 +
+                                                        round % CONSTANT_ROUNDS / 2 * 128 + place);
         uint2 pair = load_shared8(at);
         constants k;
         k.scale[0] = __byte_perm(pair.x, pair.x, 0x1010u);
@@ -139,14 +144,15 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
     struct codes {
         uint2 first, second;
     };
-    __device__ __forceinline__ codes codes_of(int round) const {
-        shared_at at = w_stage(round);
-        uint32_t later = (uint32_t)(round % 2);
+    template <bool EVEN> __device__ __forceinline__ codes codes_of() const {
+        shared_at at = codes_at(w_read);
+        const uint32_t later = EVEN ? 0 : 1;
         if (!DOWN) {
             at = at + later * 8;
             return {load_shared8(at), load_shared8(at + THREADS * 16)};
         }
-        /* Two lanes copied for each other; which of the places is whose takes turns, see place(). */
+        /* Two lanes copied for each other; which of the places is whose takes turns, see place().
+         */
         uint32_t odd = threadIdx.x / 4 % 2, turned = threadIdx.x / 8 % 2;
         at = at + later * (THREADS * 16) - (odd ^ turned) * 64 + odd * 4;
         shared_at low = at + turned * 64, high = at + (turned ^ 1) * 64;
@@ -167,55 +173,73 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
     }
 
     /* Two steps of products from half a round. */
-    __device__ __forceinline__ void multiply_half(int stage, int half) {
-        operand b = operand_rows(x_stage(stage));
+    __device__ __forceinline__ void multiply_half(int half) {
+        operand b = operand_rows(shared + x_read);
         products_begin();
         product(acc, weights[half][0], operand_at(b, half * 64));
         product(acc, weights[half][1], operand_at(b, half * 64 + 32));
         products_commit();
     }
 
-    /* acc = the sums over all rounds: acc[4 j + i] for row 2 (lane / 4) of the warp's 16 of weights
-     * and row 8 j + 2 (lane % 4) + i of activations, acc[4 j + 2 + i] for the next row of weights.
-     * Rows of activations: index(n) of row n of the tile, negative where there is none. */
-    template <class Rows> __device__ __forceinline__ void run(const Rows &index) {
-        int cols = rounds * 64;
+    __device__ __forceinline__ void unpack_first(const codes &c, const constants &k) {
+        unpack(weights[0], 0, c.first.x, k.scale[0], k.bias[0]);
+        unpack(weights[0], 1, c.second.x, k.scale[1], k.bias[1]);
+    }
+
+    /* Multiplies a round; c and k are those of it, then of the next one. */
+    template <bool EVEN> __device__ __forceinline__ void step(int round, codes &c, constants &k) {
+        copy_wait<LEAD - 2>();
+        publish_shared();
+        __syncthreads(); /* round + 1 has landed, round - 2 has been read */
+        multiply_half(0);
+        fetch<EVEN == (LEAD % 2 == 0)>(round + LEAD);
+        products_wait<1>(); /* the half before: its registers are free */
+        unpack(weights[1], 0, c.first.y, k.scale[0], k.bias[0]);
+        unpack(weights[1], 1, c.second.y, k.scale[1], k.bias[1]);
+        multiply_half(1);
+        products_wait<1>();
+        advance(x_read, X_BYTES, STAGES);
+        if (EVEN) {
+            c = codes_of<false>();
+            unpack_first(c, k);
+        } else if (round + 1 < rounds) {
+            advance(w_read, W_BYTES, CODE_STAGES);
+            k = constants_of(round + 1);
+            c = codes_of<true>();
+            unpack_first(c, k);
+        }
+    }
+
+    /* acc = the sums over all rounds (an even number): acc[4 j + i] for row 2 (lane / 4) of the
+     * warp's 16 of weights and row 8 j + 2 (lane % 4) + i of activations, acc[4 j + 2 + i] for the
+     * next row of weights. Rows of activations: index(n) of row n of the tile, 0 <= n < n_rows; in
+     * the place of the missing ones the last is multiplied. */
+    template <class Rows> __device__ __forceinline__ void run(int n_rows, const Rows &index) {
+        uint32_t parts = (uint32_t)(rounds * 8); /* 16 bytes each, of a row */
+        x_read = x_write = w_read = w_write = 0;
 #pragma unroll
         for (int i = 0; i < N / 2; i++) acc[i] = 0;
 #pragma unroll
         for (int i = 0; i < PARTS; i++) {
-            int part = (int)threadIdx.x + i * THREADS, row = part < N * 8 ? index(part / 8) : -1;
-            x_from[i] = row < 0 ? ~0u : (uint32_t)row * (uint32_t)(cols / 8) + part % 8;
+            int part = (int)threadIdx.x + i * THREADS;
+            x_from[i] = (uint32_t)index(min(part / 8, n_rows - 1)) * parts + (uint32_t)(part % 8);
         }
 #pragma unroll
-        for (int i = 0; i < LEAD; i++) fetch(i, i);
+        for (int i = 0; i < LEAD; i++) {
+            if (i % 2) {
+                fetch<false>(i);
+            } else {
+                fetch<true>(i);
+            }
+        }
         copy_wait<LEAD - 1>();
         __syncthreads(); /* constants are copied by other lanes */
         constants k = constants_of(0);
-        codes c = codes_of(0);
-        unpack(weights[0], 0, c.first.x, k.scale[0], k.bias[0]);
-        unpack(weights[0], 1, c.second.x, k.scale[1], k.bias[1]);
-        int stage = 0;
-        for (int round = 0; round < rounds; round++) {
-            copy_wait<LEAD - 2>();
-            publish_shared();
-            __syncthreads(); /* round + 1 has landed, round - 2 has been read */
-            multiply_half(stage, 0);
-            int later = stage + LEAD, next = stage + 1;
-            fetch(round + LEAD, later >= STAGES ? later - STAGES : later);
-            next = next >= STAGES ? 0 : next;
-            products_wait<1>(); /* the half before: its registers are free */
-            unpack(weights[1], 0, c.first.y, k.scale[0], k.bias[0]);
-            unpack(weights[1], 1, c.second.y, k.scale[1], k.bias[1]);
-            multiply_half(stage, 1);
-            products_wait<1>();
-            if (round + 1 < rounds) {
-                if (round % 2) k = constants_of(round + 1);
-                c = codes_of(round + 1);
-                unpack(weights[0], 0, c.first.x, k.scale[0], k.bias[0]);
-                unpack(weights[0], 1, c.second.x, k.scale[1], k.bias[1]);
-            }
-            stage = next;
+        codes c = codes_of<true>();
+        unpack_first(c, k);
+        for (int round = 0; round < rounds; round += 2) {
+            step<true>(round, c, k);
+            step<false>(round + 1, c, k);
         }
         products_wait<0>();
         hold(acc);

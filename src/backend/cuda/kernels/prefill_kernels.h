@@ -3,14 +3,14 @@
  * (prefill_takes); everything else stays with the portable kernels.
  *
  * Order of a layer (R rows, one slot; bf16 rows marked * are reordered, see prefill_common.cuh):
- *   norm            x, add | 0, weight, normed float | 0, ordered*
- *   DeltaNet        dense qkvz; [b and a by the portable product]; convolve; pieces; states;
- *                   gated_norm; dense out
+ *   norm            x, add | 0, weight, ordered*, high, low, sums, counts
+ *   DeltaNet        dense qkvz; decisive b and a; convolve; pieces; states; gated_norm; dense out
  *   attention       dense qkv; attention_rows; flash; dense o
  *   norm            x, add = the mixer's output
- *   experts         [router, route by portable kernels]; group; up; down; up and down of the shared
- *                   expert with groups.begin 0; [combine]
- * The rows `normed` in float32 are for the router and for b and a alone. */
+ *   experts         decisive router; route; group; up; down; up and down of the shared expert with
+ *                   groups.begin 0; combine, with the norm of the next layer
+ * Each may begin while the one before it ends and waits for it itself (begin_after_previous).
+ */
 #ifndef LILY_CUDA_PREFILL_KERNELS_H
 #define LILY_CUDA_PREFILL_KERNELS_H
 
@@ -38,12 +38,16 @@ static inline bool prefill_takes(int32_t rows, int32_t cols) {
 #define PREFILL_DENSE_TILES(XX)                                                                    \
     XX(1, 16, 10, 4)                                                                               \
     XX(1, 32, 8, 4) XX(1, 64, 8, 2) XX(2, 64, 6, 2) XX(2, 128, 5, 2)
-#define PREFILL_EXPERT_TILES(XX) XX(16, 9, 3) XX(32, 8, 2) XX(64, 6, 2) XX(128, 5, 2)
+#define PREFILL_EXPERT_TILES(XX) XX(16, 9, 3) XX(32, 8, 2) XX(64, 6, 2) XX(128, 5, 2) XX(160, 4, 2)
 #define PREFILL_TILE_SHARED(wgs, n, stages)                                                        \
     ((stages) * (n)*128 + (wgs)*128 * (((stages) + 1) / 2 * 32 + 32) + 1024)
 #define PREFILL_PIECES_SHARED (49152 + 64 * 68 * 4)
 #define PREFILL_STATES_SHARED (2 * 57344 + (128 + 2 * 64) * 80)
 #define PREFILL_FLASH_SHARED  (128 * 512 + 4 * 64 * 512 + 256 * 4 + 1024)
+
+/* Tiles of prefill_small.cu: rows, stages. What it multiplies is summed in two parts. */
+#define PREFILL_DECISIVE_TILES(XX) XX(16, 6) XX(32, 6) XX(64, 5)
+#define PREFILL_DECISIVE_PARTS     2
 
 /* dense: x* [rows][w.cols], cuda_mat w, float out, int ldo, int rows. The widest tile that leaves
  * work for every processor. */
@@ -77,7 +81,8 @@ static inline struct prefill_launch prefill_dense(int32_t rows, int32_t outputs,
 /* Rows of a block of one expert for a chunk: what prompt_group takes as `height`. */
 static inline int32_t prefill_expert_height(int32_t rows, int32_t experts, int32_t top_k) {
     int32_t mean = rows * top_k / experts;
-    return mean > 48 ? 128 : mean > 24 ? 64 : mean > 12 ? 32 : 16;
+    /* 160 where many experts would have more than 128 rows and so two blocks. */
+    return mean > 114 ? 160 : mean > 48 ? 128 : mean > 24 ? 64 : mean > 12 ? 32 : 16;
 }
 
 /* The same for the shared expert, which all rows go through. */
@@ -97,26 +102,70 @@ static inline uint32_t prefill_expert_blocks(int32_t rows, int32_t experts, int3
  * rows / height rounded up for the shared expert. */
 static inline struct prefill_launch
 prefill_experts(bool first_half, int32_t height, uint32_t blocks, int32_t inner, int32_t hidden) {
-    static const char *const names[2][4] = {
-        {"prompt_down_16", "prompt_down_32", "prompt_down_64", "prompt_down_128"},
-        {"prompt_up_16", "prompt_up_32", "prompt_up_64", "prompt_up_128"}};
-    static const uint8_t stages[4] = {9, 8, 6, 5};
-    int t = height == 128 ? 3 : height == 64 ? 2 : height == 32 ? 1 : 0;
+    static const struct {
+        const char *up, *down;
+        uint8_t n, stages;
+    } tile[] = {
+#define TILE(n, stages, at_least) {"prompt_up_" #n, "prompt_down_" #n, n, stages},
+        PREFILL_EXPERT_TILES(TILE)
+#undef TILE
+    };
+    int t = 0;
+    while (tile[t].n < height) t++;
     return (struct prefill_launch){"prefill_gemm",
-                                   names[first_half][t],
+                                   first_half ? tile[t].up : tile[t].down,
                                    first_half ? prefill_blocks(inner, 64)
                                               : prefill_blocks(hidden, 128),
                                    blocks,
                                    256,
-                                   PREFILL_TILE_SHARED((size_t)2, height, stages[t])};
+                                   PREFILL_TILE_SHARED((size_t)2, tile[t].n, tile[t].stages)};
 }
 
-/* group: routing, int rows, int height, begin, blocks, n_blocks, pairs, places; rows <= 4096. */
-static inline struct prefill_launch prefill_group(void) {
-    return (struct prefill_launch){"prefill_route", "prompt_group", 1, 1, 1024, 0};
+/* decisive: high, low, sums, cuda_mat w, float out [parts][rows][w.rows], int rows; w of 320
+ * outputs at most. Narrow tiles while they find a processor of their own. */
+static inline struct prefill_launch prefill_decisive(int32_t rows, int32_t outputs, int32_t cols,
+                                                     int32_t processors) {
+    static const struct {
+        const char *name;
+        int32_t n, stages;
+    } tile[] = {
+#define TILE(n, stages) {"prompt_decisive_" #n, n, stages},
+        PREFILL_DECISIVE_TILES(TILE)
+#undef TILE
+    };
+    int t = 0;
+    while (t < 2 &&
+           prefill_blocks(rows, tile[t].n) * PREFILL_DECISIVE_PARTS > (uint32_t)processors) {
+        t++;
+    }
+    size_t sums = (size_t)prefill_blocks(cols, 64 * PREFILL_DECISIVE_PARTS) * 4;
+    return (struct prefill_launch){"prefill_small",
+                                   tile[t].name,
+                                   prefill_blocks(rows, tile[t].n),
+                                   PREFILL_DECISIVE_PARTS,
+                                   prefill_blocks(outputs, 64) * 128u,
+                                   (size_t)tile[t].n * ((size_t)tile[t].stages * 256 + sums) +
+                                       1024};
 }
 
-/* norm: x, add | 0, weight, normed | 0, ordered*. */
+/* route: scores (parts), routing, int rows, counts, entries. */
+static inline struct prefill_launch prefill_route(int32_t rows) {
+    return (struct prefill_launch){
+        "prefill_route", "prompt_route", prefill_blocks(rows, 4), 1, 128, 0};
+}
+
+/* group: counts, int rows, int height, begin, blocks, n_blocks, pairs, places (entries before). */
+static inline struct prefill_launch prefill_group(int32_t rows) {
+    return (struct prefill_launch){
+        "prefill_route", "prompt_group", prefill_blocks(rows, 256), 1, 256, 0};
+}
+
+/* combine: out, places, routing, scores, shared, x, weight | 0, then as norm from ordered* on. */
+static inline struct prefill_launch prefill_combine(int32_t rows) {
+    return (struct prefill_launch){"prefill_norm", "prompt_combine", (uint32_t)rows, 1, 256, 0};
+}
+
+/* norm: x, add | 0, weight, ordered*, high | 0, low, sums, counts | 0. */
 static inline struct prefill_launch prefill_norm(int32_t rows) {
     return (struct prefill_launch){"prefill_norm", "prompt_norm", (uint32_t)rows, 1, 256, 0};
 }
@@ -143,7 +192,7 @@ static inline size_t prefill_delta_bytes(int32_t pieces, int32_t heads, size_t a
     return at[3] + n * 64 * 128 * 4;
 }
 
-/* pieces: channels, ba [rows][2 * heads], rate, dt_bias, slot, int rows, decays, w, p, u. */
+/* pieces: channels, ba [parts][rows][2 * heads], rate, dt_bias, slot, int rows, decays, w, p, u. */
 static inline struct prefill_launch prefill_delta_pieces(int32_t pieces, int32_t heads) {
     return (struct prefill_launch){
         "prefill_deltanet",   "delta_pieces", (uint32_t)pieces, (uint32_t)heads, 128,

@@ -98,6 +98,7 @@ __device__ __forceinline__ void settle(shared_at at, float x) {
 #define REGS_5 REGS_4 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define REGS_6 REGS_5 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define REGS_7 REGS_6 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define REGS_8 REGS_7 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define REGS_9                                                                                     \
     REGS_7 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define REGS_11                                                                                    \
@@ -133,6 +134,8 @@ PRODUCT_OF_REGISTERS(product, 96, 0, REGS_5, 48, 49, 50, 51, 52, SUMS_32(0), SUM
 PRODUCT_OF_REGISTERS(product, 112, 0, REGS_6, 56, 57, 58, 59, 60, SUMS_32(0), SUMS_16(32),
                      SUMS_8(48))
 PRODUCT_OF_REGISTERS(product, 128, 0, REGS_7, 64, 65, 66, 67, 68, SUMS_64(0))
+PRODUCT_OF_REGISTERS(product, 144, 0, REGS_8, 72, 73, 74, 75, 76, SUMS_64(0), SUMS_8(64))
+PRODUCT_OF_REGISTERS(product, 160, 0, REGS_9, 80, 81, 82, 83, 84, SUMS_64(0), SUMS_16(64))
 PRODUCT_OF_REGISTERS(product_columns, 256, 1, REGS_15, 128, 129, 130, 131, 132, SUMS_64(0),
                      SUMS_64(64))
 
