@@ -1,11 +1,13 @@
-"""What prefill_attn does for a chunk, counted from its layout; the emulator confirms it in
-test_prefill_mix.py. `python3 attention_counts.py` prints the tables of docs/metal-attention.md."""
+"""What both forms of a prompt's attention do for a chunk, counted from their layouts; the emulator
+confirms it in test_prefill_mix.py and test_prefill_attn_tensor.py. `python3 attention_counts.py`
+prints the tables of docs/metal-attention.md."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from library_text import enumerators, shape
+from library_text import ROOT, enumerators, shape
 
 E = enumerators("prefill_mix_args.h")
 DIM, GROUP, TOKENS = (E[f"PREFILL_ATTN_{name}"] for name in ("DIM", "GROUP", "TOKENS"))
@@ -16,7 +18,8 @@ EXCHANGES = 2 * BLOCK // 8 + 3  # between lanes: scores turned, maximum of a row
 
 @dataclass
 class Counts:
-    """Of one attention layer. Bytes are what threadgroups load and store, cached or not."""
+    """Of one attention layer by simdgroup_matrix. Bytes are what threadgroups load and store, cached
+    or not."""
 
     pairs: int = 0  # of query token and position, each for all heads
     products: int = 0  # of 8 x 8 x 8
@@ -25,6 +28,7 @@ class Counts:
     kv_once: int = 0  # if each chunk loaded every row it sees once
     query: int = 0
     totals: int = 0
+    staged: int = 0  # written to threadgroup memory and read there
 
     def __add__(self, other: Counts) -> Counts:
         return type(self)(*(a + b for a, b in zip(vars(self).values(), vars(other).values())))
@@ -34,6 +38,9 @@ class Counts:
 
     def done(self) -> int:
         return self.products * 512
+
+
+KV_BLOCK = 2 * BLOCK * DIM * 2
 
 
 def chunk(n: int, pos: int, kv_heads: int) -> Counts:
@@ -46,8 +53,10 @@ def chunk(n: int, pos: int, kv_heads: int) -> Counts:
         c.exchanges += (blocks * EXCHANGES + spans * 2) * kv_heads
         c.query += blocks * DIM * GROUP * 2 * kv_heads
         c.totals += 2 * (spans - 1) * GROUP * DIM * 4 * kv_heads
+        c.staged += blocks * KV_BLOCK * kv_heads  # a simdgroup reads all of it
         if token % TOKENS == TOKENS - 1 or token == n - 1:
             c.kv += seen * 2 * DIM * 2 * kv_heads
+            c.staged += blocks * KV_BLOCK * kv_heads
     return c
 
 
@@ -57,6 +66,7 @@ ROWS = TOKENS * GROUP
 BARRIERS = 3  # of a threadgroup, for a block
 TENSOR_EXCHANGES = 3  # maximum of a row, whether one grew
 STAGE_ROW = 4 * (BLOCK + 4)
+STAGED = 2 * ROWS * BLOCK * (4 + 2)  # scores and weights, each written once and read once
 TENSOR_MEMORY = ROWS * (STAGE_ROW + 4 + 16) + TOKENS * 4  # stage, keep, close, lifted
 
 
@@ -79,6 +89,7 @@ def tensor_chunk(n: int, pos: int, kv_heads: int) -> TensorCounts:
         c.pairs += sum(seen)
         c.blocks += blocks * kv_heads
         c.barriers += blocks * BARRIERS * kv_heads
+        c.staged += blocks * STAGED * kv_heads
         c.exchanges += (blocks * TOKENS * TENSOR_EXCHANGES + sum(spans) * 2) * kv_heads
         c.kv += seen[-1] * 2 * DIM * 2 * kv_heads
         c.query += blocks * tokens * GROUP * DIM * 2 * kv_heads
@@ -105,17 +116,41 @@ def _table(title: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+LAYERS = 10
+
+
+def published() -> dict[str, int]:
+    """MLX's tokens per second of a long prompt on an M5 Max, from the table of `lily bench`."""
+    text = (ROOT / "src/cli/published.h").read_text(encoding="utf-8")
+    rows = re.findall(r"\{(\d+), +[\d.]+, +(\d+), ", text)
+    return {f"{int(n) // 1024}K": int(speed) for n, speed in rows if int(n) >= 32768}
+
+
 def prompt_table(kv_heads: int) -> str:
-    title = ["prompt", "multiply-adds needed, 10^9", "done", "done / needed", "KV loaded, GB",
-             "queries loaded, GB", "span totals, GB", "KV once per chunk, GB",
-             "multiply-adds per byte loaded"]  # fmt: skip
+    title = ["prompt", "multiply-adds needed, 10^9", "done / needed", "exponentials needed, 10^9",
+             "KV loaded, GB", "KV once per chunk, GB", "queries loaded, GB", "span totals, GB",
+             "multiply-adds per byte loaded", "threadgroup memory, GB: matrix form",
+             "tensor form"]  # fmt: skip
     rows = []
     for name, tokens in DEPTHS.items():
-        c = prompt(tokens, kv_heads)
-        loaded = c.kv + c.query + c.totals
-        rows.append([name, _giga(c.needed(kv_heads)), _giga(c.done()),
-                     f"{c.done() / c.needed(kv_heads):.4f}", _giga(c.kv), _giga(c.query),
-                     _giga(c.totals), _giga(c.kv_once), f"{c.done() / loaded:.1f}"])  # fmt: skip
+        c, tensor = (prompt(tokens, kv_heads, form) for form in (Counts, TensorCounts))
+        needed, loaded = c.needed(kv_heads), c.kv + c.query + c.totals
+        # Tiles begin at multiples of 8 here, so that no token sits beside one of another block.
+        assert (c.done(), c.kv, c.query) == (tensor.done(), tensor.kv, tensor.query)
+        rows.append([name, _giga(needed), f"{c.done() / needed:.4f}", _giga(needed // (2 * DIM)),
+                     _giga(c.kv), _giga(c.kv_once), _giga(c.query), _giga(c.totals),
+                     f"{c.done() / loaded:.1f}", _giga(c.staged), _giga(tensor.staged)])  # fmt: skip
+    return _table(title, rows)
+
+
+def speed_table(kv_heads: int) -> str:
+    title = ["prompt", "published tok/s", "seconds", "TFLOPS of attention", "KV loaded, GB/s"]
+    rows = []
+    for name, speed in published().items():
+        c, seconds = prompt(1024 * int(name[:-1]), kv_heads), 1024 * int(name[:-1]) / speed
+        rows.append([name, f"{speed:,}", f"{seconds:.1f}",
+                     f"{2 * LAYERS * c.needed(kv_heads) / seconds / 1e12:.1f}",
+                     f"{LAYERS * c.kv / seconds / 1e9:,.0f}"])  # fmt: skip
     return _table(title, rows)
 
 
@@ -134,4 +169,4 @@ def split_table(kv_heads: int, n: int = 8) -> str:
 
 if __name__ == "__main__":
     heads = shape("real")["KV_HEADS"]
-    print(prompt_table(heads) + "\n\n" + split_table(heads))
+    print("\n\n".join(table(heads) for table in (prompt_table, speed_table, split_table)))

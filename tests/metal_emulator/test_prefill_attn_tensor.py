@@ -13,7 +13,7 @@ import pytest
 from emulator import front_end
 from library_text import library_text
 from prefill_mix import Kernels
-from test_prefill_mix import BLOCK, SPAN, Fault, assert_right, attn_errors
+from test_prefill_mix import BLOCK, SPAN, Fault, assert_found, assert_right, attn_errors
 
 FILE = "prefill_attn_tensor"
 SHAPES = ("mini", "real")
@@ -94,10 +94,11 @@ def test_other_scores(scale: float) -> None:
     assert_right(k, attn_errors(k, x, mix.attn_run(k, x, [9])))
 
 
+@pytest.mark.parametrize("tensor", [False, True], ids=["matrix", "tensor"])
 @pytest.mark.parametrize("slope", [2.0, 7.9, 8.1, 40.0, -40.0])
-def test_growing_scores(slope: float) -> None:
+def test_growing_scores(slope: float, tensor: bool) -> None:
     """Scores that grow by so much a block: sums are rescaled in each block, in some, or never."""
-    k = kernels("mini")
+    k = Kernels("mini", tensor=tensor)
     pos, n = 8 * BLOCK, 9
     x = mix.attn_input(k, pos, n)
     x.qg[:, :, 0] = np.sign(x.qg[:, :, 0])
@@ -204,14 +205,7 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
 def test_found(fault: Fault) -> None:
     k = Kernels("mini", checked=True, patch=(fault.file, fault.old, fault.new), seed=2, tensor=True)
-    x = mix.attn_input(k, 126, 11)
-    x.q_norm[:] *= 3  # maxima that grow by more than the slack
-    for case in (x, mix.attn_input(k, 0, 4)):
-        errors = attn_errors(k, case, mix.attn_run(k, case, [len(case.k)]))
-        found = k.kinds | ({"WRONG"} if any(not e <= 1 for e in errors.values()) else set())
-        if set(fault.kind.split()) & found:
-            return
-    pytest.fail(f"{k.faults[:3]} {errors}")
+    assert_found(k, fault, (126, 11), (0, 4))
 
 
 JOINS = [

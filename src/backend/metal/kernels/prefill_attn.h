@@ -62,7 +62,7 @@ struct attn_rows {
 inline void attn_clear(thread attn_rows &r) {
     UNROLL
     for (uint c = 0; c < ATTN_COLUMNS; c++) r.out[c] = matrix_zero();
-    r.top = -INFINITY;
+    r.top = ATTN_NONE;
     r.sum = 0.0f;
 }
 
@@ -151,19 +151,16 @@ inline void attn_soften(thread attn_rows &r, thread simdgroup_float8x8 *scores, 
         matrix_set(scores[s], a, b);
         high = max(high, max(a, b));
     }
-    /* Finite: position is in this block or above it. */
-    const float top = max(r.top, attn_row_max(high));
-    const float keep = precise::exp(r.top - top);
+    const float keep = attn_lift(r.top, attn_row_max(high));
     float sum = 0.0f;
     UNROLL
     for (uint s = 0; s < ATTN_STEPS; s++) {
-        const float2 e = precise::exp(matrix_get(scores[s]) - top);
+        const float2 e = precise::exp(matrix_get(scores[s]) - r.top);
         matrix_set(scores[s], e.x, e.y);
         sum += e.x + e.y;
     }
-    r.top = top;
     r.sum = fma(r.sum, keep, sum);
-    if (!simd_any(keep != 1.0f)) return; /* the rule, once some blocks have been seen */
+    if (!simd_any(keep != 1.0f)) return; /* the rule */
     UNROLL
     for (uint c = 0; c < ATTN_COLUMNS; c++) {
         const float2 o = matrix_get(r.out[c]) * keep;

@@ -1,6 +1,6 @@
 /* What both forms of a prompt's attention share (prefill_attn.h, prefill_attn_tensor.metal): sizes,
- * and how spans of positions join, with the same bits whoever does it. MSL only, after metal_stdlib
- * and the shape macros. */
+ * the running maximum, and how spans of positions join, with the same bits whoever does it. MSL
+ * only, after metal_stdlib and the shape macros. */
 #ifndef LILY_METAL_PREFILL_ATTN_JOIN_H
 #define LILY_METAL_PREFILL_ATTN_JOIN_H
 
@@ -19,6 +19,22 @@ enum {
 inline uint attn_seen_by(constant prefill_attn_args &args, uint first) {
     return args.position + min(first + ATTN_TOKENS, args.rows);
 }
+
+/* ---- the maximum that a row's weights refer to: lifted only when a block exceeds it by
+ * ATTN_SLACK. Floats have the same accuracy at any size, and sums need no rescaling in nearly all
+ * blocks. Whether they do depends on the row alone. */
+constant float ATTN_SLACK = 8.0f;
+constant float ATTN_NONE = -3.4028235e38f; /* below all scores: weights of none are 0 with it */
+
+/* The factor of a row's sums so far, for a block whose largest score is `high`. */
+inline float attn_lift(thread float &top, float high) {
+    if (!(high > top + ATTN_SLACK)) return 1.0f;
+    const float keep = precise::exp(top - high);
+    top = high;
+    return keep;
+}
+
+/* ---- joining spans */
 
 struct attn_join {
     float top;

@@ -10,11 +10,8 @@
  * the scores. Where a sum lies in a thread's registers is the implementation's own affair; what is
  * done to sums by row asks for the row of each.
  *
- * The maximum that a row's weights refer to is lifted only when a block exceeds it by ATTN_SLACK:
- * bf16 and float32 have the same exponents, so that larger weights cost no accuracy, and the sums
- * need no rescaling in nearly all blocks. Whether they do depends on the row alone, and blocks and
- * spans lie on the absolute grid: a row's bits depend neither on the chunk nor on its neighbours.
- */
+ * The maximum that weights refer to is lifted row by row, and blocks and spans lie on the absolute
+ * grid: a row's bits depend neither on the chunk nor on its neighbours. */
 #ifndef LILY_METAL_PREFILL_ATTN_TENSOR_H
 #define LILY_METAL_PREFILL_ATTN_TENSOR_H
 
@@ -31,8 +28,6 @@ enum {
 };
 static_assert(ATTN_HEADS * ATTN_PARTS == 32, "a simdgroup has the heads of a token");
 static_assert(PREFILL_ATTN_THREADS == 32 * ATTN_TOKENS, "a simdgroup for each token");
-constant float ATTN_SLACK = 8.0f;
-constant float ATTN_NONE = -3.4028235e38f; /* below all scores, and weights of none are 0 with it */
 
 /* Extents and strides name the innermost dimension first. */
 typedef tensor<device bfloat, dextents<int32_t, 2>, tensor_inline> attn_operand;
@@ -129,14 +124,6 @@ inline float attn_row_sum(float x) {
     return neighbours_sum<ATTN_PARTS>(x);
 }
 
-/* The factor of the row's sums so far, for a block whose largest score is `high`. */
-inline float attn_lift(thread attn_row &r, float high) {
-    if (!(high > r.top + ATTN_SLACK)) return 1.0f;
-    const float keep = precise::exp(r.top - high);
-    r.top = high;
-    return keep;
-}
-
 /* Scores become weights. `position` is the token's; a block that it does not see weighs nothing.
  * The sum is that of the rounded weights, so that they are divided by what they add up to. */
 inline void attn_soften(thread attn_row &r, attn_memory m, uint block, uint position,
@@ -163,7 +150,7 @@ inline void attn_soften(thread attn_row &r, attn_memory m, uint block, uint posi
         high = max(high, max(max(s[i].x, s[i].y), max(s[i].z, s[i].w)));
     }
     high = attn_row_max(high); /* -INFINITY in a block that the token does not see */
-    const float keep = attn_lift(r, high);
+    const float keep = attn_lift(r.top, high);
     const bool any = simd_any(keep != 1.0f);
     if (lane == 0) m.lifted[simdgroup] = any;
     if (part == 0) m.keep[row] = keep;
