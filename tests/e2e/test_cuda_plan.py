@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 TOKENS = ("plan", "--backend", "cuda", "--depth", "0,4096,32768,131072", "--tokens",
-          "1,2,64,512,2048,4096", "--json")
+          "1,2,64,65,512,2048,4096", "--json")
 SESSIONS = ("plan", "--backend", "cuda", "--depth", "0,4096", "--sessions", "2,8,32", "--json")
 COMMANDS = (TOKENS, SESSIONS)
 TABLE = ROOT / "bench" / "cuda-plan.json"
@@ -43,7 +43,8 @@ def test_goals():
         elif step["tokens"] <= 3:  # one by one, as if decoded
             assert step["kernels"] == step["tokens"]
         else:  # a chunk of any other length queues the same kernels
-            assert step["kernels"] <= 17 * tokens["layers"] and step["barriers"] == 0
+            assert step["kernels"] <= 17 * tokens["layers"]
+            assert step["barriers"] == 0 or step["tokens"] % 64 in (1, 2, 3)  # the last few likewise
     for step in sessions["steps"]:
         assert step["host_syncs"] == 0 and step["kernels"] <= 10 * sessions["layers"]
 

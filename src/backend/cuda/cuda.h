@@ -345,6 +345,7 @@ int cuda_rewind(struct backend_session *s, lily_err *err);
 /* record.c. Device memory is addresses alone and kernels do not run; on one thread at a time. */
 struct cuda_record {
     int32_t launches, waits;  /* kernels queued; times the host waited */
+    int32_t steps;            /* persistent decode steps among the kernels */
     int32_t attention_blocks; /* of rows, each of which reads the context, in a prompt */
     uint32_t arrivals;        /* at the grid's barrier, in the last persistent step but one */
     uint32_t arrived;

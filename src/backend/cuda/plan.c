@@ -175,7 +175,7 @@ static int record_token(struct backend_model *m, struct backend_session **s, int
         slots[i] = (struct decode_slot){.session = s[i], .sampling = &greedy};
     }
     for (int time = 0; time < 2 && rc == LILY_OK; time++) {
-        r->launches = r->waits = 0;
+        r->launches = r->waits = r->steps = 0;
         rc = cuda_decode_submit(m, slots, n, err);
         int32_t waits = r->waits; /* for the results the host waits behind the next step */
         if (rc == LILY_OK) rc = cuda_decode_wait(m, results, n, err);
@@ -185,13 +185,14 @@ static int record_token(struct backend_model *m, struct backend_session **s, int
     return rc;
 }
 
-/* A prompt's last chunk, with its logits. */
+/* A prompt's last chunk, with its logits. A token was decoded before: some of its tokens may go
+ * through such steps. */
 static int record_chunk(struct backend_model *m, struct backend_session *s, int32_t n,
                         struct cuda_record *r, lily_err *err) {
     int32_t *ids = calloc((size_t)n, sizeof *ids);
     float *logits = malloc((size_t)model_shape(m)->vocab * sizeof *logits);
     struct prefill_step step = {.ids = ids, .n = n, .logits = logits};
-    r->launches = r->waits = 0;
+    r->launches = r->waits = r->steps = 0;
     int rc = ids && logits ? cuda_prefill(s, &step, err) : ERR_NOMEM(err, "plan");
     free(ids);
     free(logits);
@@ -200,6 +201,28 @@ static int record_chunk(struct backend_model *m, struct backend_session *s, int3
                "plan: found %d tokens, expected at most %d, which one chunk reads from there; ask "
                "for fewer",
                n, step.done);
+}
+
+/* Launches of one stream follow each other. Tokens of a prompt that go through decode steps one by
+ * one read and write what so many steps do. */
+static void fill_plan(const struct backend_model *m, const struct plan_query *q,
+                      const struct cuda_record *r, struct backend_plan *p) {
+    int32_t barriers = (int32_t)r->arrivals / m->processors;
+    *p = (struct backend_plan){.kernels = r->launches,
+                               .stages = r->launches - r->steps,
+                               .barriers = r->steps * barriers,
+                               .command_buffers = r->launches,
+                               .host_syncs = r->waits};
+    if (r->steps) p->stages += r->steps * cuda_decode_stages(m);
+    cuda_step_bytes(m, q, r->attention_blocks > 1 ? r->attention_blocks : 1, p);
+    if (q->tokens == 1 || r->steps < q->tokens) return;
+    struct backend_plan one = {0};
+    for (int32_t i = 0; i < q->tokens; i++) {
+        struct plan_query token = {.layers = q->layers, .depth = q->depth + i, .tokens = 1};
+        cuda_step_bytes(m, &token, 1, &one);
+    }
+    p->read_bytes = one.read_bytes;
+    p->written_bytes = one.written_bytes;
 }
 
 static int record_step(const struct weights *w, const struct plan_query *q, struct backend_plan *p,
@@ -217,18 +240,10 @@ static int record_step(const struct weights *w, const struct plan_query *q, stru
         rc = cuda_session_new(m, w->shape->max_context, &s[i], err);
         if (rc == LILY_OK) s[i]->position = s[i]->kv_rows = q->depth;
     }
+    if (rc == LILY_OK) rc = record_token(m, s, n, &r, err);
+    if (rc == LILY_OK && q->tokens > 1) rc = record_chunk(m, s[0], q->tokens, &r, err);
     if (rc == LILY_OK) {
-        rc = q->tokens == 1 ? record_token(m, s, n, &r, err)
-                            : record_chunk(m, s[0], q->tokens, &r, err);
-    }
-    if (rc == LILY_OK) {
-        /* One stream: a launch follows the one before. */
-        *p = (struct backend_plan){.kernels = r.launches,
-                                   .barriers = (int32_t)r.arrivals / m->processors,
-                                   .command_buffers = r.launches,
-                                   .host_syncs = r.waits};
-        p->stages = r.arrivals ? cuda_decode_stages(m) : p->kernels;
-        cuda_step_bytes(m, q, r.attention_blocks > 1 ? r.attention_blocks : 1, p);
+        fill_plan(m, q, &r, p);
     }
     for (int32_t i = 0; i < n; i++) cuda_session_free(s[i]);
     cuda_close(m);
