@@ -64,8 +64,9 @@ typedef struct lily_engine_info {
     const char *model_kind; /* "MLX 4-bit folder", "packed file", "embedded", ... */
     const char *checkpoint; /* 64 hex digits that name its contents */
     const char *backend;
-    const char *device; /* "AMD EPYC, 2 threads" */
-    const char *reason; /* why this backend */
+    const char *device;  /* "AMD EPYC, 2 threads" */
+    const char *reason;  /* why this backend */
+    const char *kernels; /* which of its kernels run: "avx512-vnni"; may be empty */
     int32_t layers, vocab, context;
     uint64_t weight_bytes, session_bytes, scratch_bytes;
     uint64_t bytes_per_token;    /* read per decoded token at depth 0 */

@@ -112,7 +112,7 @@ struct backend_stats {
     uint64_t bytes_per_token;    /* weights and state read per decoded token at depth 0 */
     uint64_t kv_bytes_per_depth; /* read per decoded token for each token of depth */
     double bandwidth; /* bytes a second of the device's memory, as its driver tells; 0: unknown */
-    char kernels[64]; /* which kernels were chosen: "avx512-vnni" */
+    char kernels[64]; /* which were chosen: "avx512-vnni"; shows what had to be left out */
     char device[128]; /* as this model uses it; empty: as probe tells it */
 };
 

@@ -125,7 +125,7 @@ static int add_json_row(const struct bench_options *o, struct bench_work *w,
     for (int32_t i = 0; i < o->repeats; i++) json_array_append_new(runs, json_real(w->rates[i]));
     json_t *item =
         json_pack("{s:s, s:i, s:i, s:f, s:f, s:o, s:o, s:o, s:s, s:b, s:o, s:s, s:i, s:s, s:s, "
-                  "s:s, s:s, s:I, s:s?}",
+                  "s:s, s:s, s:I, s:s?, s:s}",
                   "test", row->prefill ? "prefill" : "decode", "n", (int)row->n, "depth",
                   (int)row->depth, "tok_s", row->tok_s, "spread", row->spread, "gb_s",
                   real_or_null(row->gb_s), "fraction_of_bound", real_or_null(row->fraction),
@@ -136,7 +136,8 @@ static int add_json_row(const struct bench_options *o, struct bench_work *w,
                   w->info.model_kind, "weight_bytes", (json_int_t)w->info.weight_bytes, "bound",
                   w->bound <= 0 ? NULL
                   : w->stated   ? "stated by the driver"
-                                : "measured by this process");
+                                : "measured by this process",
+                  "kernels", w->info.kernels);
     return json_array_append_new(w->rows, item) ? ERR_NOMEM(err, "bench rows") : LILY_OK;
 }
 
@@ -210,6 +211,7 @@ static int prepare(const struct bench_options *o, struct bench_work *w, lily_err
 static void print_head(const struct bench_options *o, const struct bench_work *w) {
     printf("%s, %d layers, backend %s, %s\n", w->info.model_name, (int)w->info.layers,
            w->info.backend, w->info.device);
+    if (!strstr(w->info.device, w->info.kernels)) printf("kernels: %s\n", w->info.kernels);
     if (w->bound > 0)
         printf("bound: %.1f GB/s, %s\n", w->bound * 1e-9,
                w->stated ? "the memory's clock and width by its driver"

@@ -255,8 +255,10 @@ int engine_assemble(const lily_engine_options *options, const struct engine_part
     struct backend_stats stats = {0};
     e->backend->stats(e->model, &stats);
     if (stats.device[0]) snprintf(e->device, sizeof e->device, "%s", stats.device);
-    engine_log(e, "backend: %s on %s, context of %d tokens: %s", e->backend->name, e->device,
-               e->context, e->reason);
+    snprintf(e->kernels, sizeof e->kernels, "%s", stats.kernels);
+    bool told = strstr(e->device, e->kernels) != NULL; /* the CPU's are part of its name */
+    engine_log(e, "backend: %s on %s%s%s, context of %d tokens: %s", e->backend->name, e->device,
+               told ? "" : ", kernels: ", told ? "" : e->kernels, e->context, e->reason);
     *out = e;
     return 0;
 }
@@ -332,6 +334,7 @@ void lily_engine_get_info(const lily_engine *e, lily_engine_info *out) {
         .backend = e->backend->name,
         .device = e->device,
         .reason = e->reason,
+        .kernels = e->kernels,
         .layers = e->weights->layers,
         .vocab = e->weights->shape->vocab,
         .context = e->context,

@@ -25,7 +25,7 @@ struct lily_engine {
     bool in_call;         /* a session is at work; its callbacks may not put one to work */
     uint64_t state_bytes; /* budget of a session's state checkpoints */
     double load_seconds;
-    char device[128], reason[512];
+    char device[128], reason[512], kernels[64];
     lily_log_fn log;
     void *log_arg;
 };

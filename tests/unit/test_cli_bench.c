@@ -53,6 +53,7 @@ void lily_engine_get_info(const lily_engine *e, lily_engine_info *out) {
                               .backend = "cuda",
                               .device = "none",
                               .reason = "",
+                              .kernels = "fast ones",
                               .layers = 4,
                               .vocab = VOCAB,
                               .context = context_of(e),
@@ -121,6 +122,7 @@ static void runs_that_differ(void **state) {
     assert_true(json_real_value(json_object_get(decode, "bound_gb_s")) == 2000);
     assert_string_equal(json_string_value(json_object_get(decode, "bound")),
                         "stated by the driver");
+    assert_string_equal(json_string_value(json_object_get(decode, "kernels")), "fast ones");
     json_decref(rows);
     assert_int_not_equal(bench("unsteady", "--json", NULL, &out, &err), 0);
     assert_non_null(strstr(err.msg, "found runs that did not repeat the digest of their row"));

@@ -226,6 +226,11 @@ static void prompts_take_fewer_rows(void **state) {
     card.memory = need.weights + need.scratch / 4 + need.sessions + need.reserve;
     m = open_model(&o, LILY_OK, &err);
     assert_true(m->rows >= CUDA_LEAST_ROWS && m->rows < CUDA_CHUNK / 2);
+    struct backend_stats stats;
+    char rows[64];
+    backend_cuda.stats(m, &stats);
+    snprintf(rows, sizeof rows, "prompts portable by %d rows", m->rows);
+    assert_non_null(strstr(stats.kernels, rows));
     assert_int_equal(m->rows % BACKEND_GRID, 0);
     close_model(m);
 }

@@ -392,7 +392,11 @@ static void cuda_stats(const struct backend_model *m, struct backend_stats *out)
         .kv_bytes_per_depth = cuda_kv_bytes(m, 1),
         .bandwidth = bandwidth(m),
     };
-    snprintf(out->kernels, sizeof out->kernels, "%s", m->paths[0]->name);
+    int used = snprintf(out->kernels, sizeof out->kernels, "%s, prompts %s", m->paths[0]->name,
+                        m->prompt ? "sm_90a" : "portable");
+    if (m->rows < CUDA_CHUNK && m->rows < m->options.max_context) { /* memory was short */
+        snprintf(out->kernels + used, sizeof out->kernels - (size_t)used, " by %d rows", m->rows);
+    }
     describe(m, out->device, sizeof out->device);
 }
 
