@@ -2,6 +2,22 @@
 
 #include <math.h>
 
+static const char *program, *figures;
+
+bool harness_begin(int argc, char **argv) {
+    const char *slash = strrchr(argv[0], '/');
+    program = slash ? slash + 1 : argv[0];
+    figures = argc > 2 ? argv[2] : NULL;
+    return argc > 1 && strcmp(argv[1], "full") == 0;
+}
+
+void figure(const char *name, double value) {
+    FILE *f = figures ? fopen(figures, "a") : NULL;
+    if (!f) return;
+    fprintf(f, "{\"test\": \"%s\", \"name\": \"%s\", \"value\": %.9g}\n", program, name, value);
+    fclose(f);
+}
+
 void ok(int rc, const lily_err *err) {
     if (rc != LILY_OK) fail_msg("%d: %s", rc, err->msg);
 }

@@ -22,6 +22,14 @@ struct bench {
     struct backend_session *s;
 };
 
+/* Of a test program's arguments, `full|quick [file]`: whether more is to be run, and where figures
+ * go. */
+bool harness_begin(int argc, char **argv);
+
+/* One measured value, for bench/metal-emulated.json (figures.py): a line of JSON in that file. The
+ * same name may come often; least and most are kept. */
+void figure(const char *name, double value);
+
 void ok(int rc, const lily_err *err); /* fails with the message */
 
 struct ckpt *stand_in(void); /* the embedded checkpoint, loaded once */

@@ -1,15 +1,17 @@
 /* The true host and its kernels with every access watched, in three orders of execution, with and
- * without contraction: no race, no access outside a buffer, no uninitialised read, no missing
- * barrier, no rule of the API broken. And the recording tells the truth: kernels, stages, barriers
- * and unique bytes are those the emulated device saw. */
+ * without contraction (full: each order both ways): no race, no access outside a buffer, no
+ * uninitialised read, no missing barrier, no rule of the API broken. And the recording tells the
+ * truth: kernels, stages, barriers and unique bytes are those the emulated device saw. */
 #include <jansson.h>
 
 #include "backend/metal/encode.h"
 #include "backend/metal/metal.h"
 #include "harness.h"
 
-enum { PROMPT = 21, FULL_PROMPT = 90 };
-static int32_t prompt = PROMPT;
+enum { PROMPTS = 3, LONGEST = 90 };
+static const int32_t quick_prompts[PROMPTS] = {21, 3, 40}, full_prompts[PROMPTS] = {90, 5, 64};
+static const int32_t *prompts = quick_prompts;
+static bool full;
 
 static json_t *newest_graph(void) {
     assert_true(metal_emu_graph_count() > 0);
@@ -24,8 +26,11 @@ static int64_t field(const json_t *graph, const char *name) {
     return json_integer_value(json_object_get(graph, name));
 }
 
-/* The model's last recording against what the device did with it. */
-static void recording_is_true(const struct backend_model *m, const char *what) {
+/* The model's last recording against what the device did with it. Of a few rows the experts are
+ * data's choice, and one of them may choose what another did: fewer are read than declared. */
+static void recording_is_true(const struct backend_model *m, const char *what, int32_t rows) {
+    const struct shape *s = m->layout.shape;
+    bool few = rows > 1 && rows * s->top_k < 5 * s->experts;
     struct graph_counts c;
     uint64_t declared = 0;
     lily_err err;
@@ -39,13 +44,28 @@ static void recording_is_true(const struct backend_model *m, const char *what) {
     assert_int_equal(field(seen, "stages"), c.stages);
     assert_int_equal(field(seen, "barriers"), c.barriers);
     assert_true((uint64_t)field(seen, "unique_read") <= declared);
-    assert_true((uint64_t)field(seen, "unique_read") * 100 >= declared * 97);
+    assert_true((uint64_t)field(seen, "unique_read") * 100 >= declared * (few ? 75 : 97));
     json_decref(seen);
 }
 
-static void run(uint64_t seed, bool contract) {
+/* A prompt, and two tokens that the device samples. */
+static void answer(struct bench *x, int32_t n, float *logits) {
     static const struct backend_sampling p = {
         .temperature = 0.8f, .top_p = 0.95f, .repetition = 1.1f, .presence = 0.1f, .top_k = 20};
+    int32_t ids[LONGEST];
+    lily_err err;
+    for (int32_t i = 0; i < n; i++) ids[i] = 9 + (i + n) * 131 % 3000;
+    x->b->reset(x->s);
+    bench_prefill(x, ids, n, logits);
+    recording_is_true(x->m, "prompt chunk", n);
+    ok(x->b->sample_begin(x->s, ids, n, &err), &err);
+    struct decode_result r = bench_step(x, 40, &p, 0, NULL);
+    bench_step(x, -1, &p, 1, logits);
+    recording_is_true(x->m, "token", 1);
+    assert_true(r.finite && r.token >= 0);
+}
+
+static void run(uint64_t seed, bool contract) {
     const struct weights *w = ckpt_weights(stand_in());
     struct metal_emu_options o = metal_emu_defaults();
     o.checked = true;
@@ -53,19 +73,12 @@ static void run(uint64_t seed, bool contract) {
     o.contract = contract;
     metal_emu_configure(&o);
     struct bench x = bench_open(&backend_metal, w, NULL);
-    int32_t ids[FULL_PROMPT];
     float *logits = calloc((size_t)w->shape->vocab, sizeof *logits);
-    lily_err err;
-    for (int32_t i = 0; i < prompt; i++) ids[i] = 9 + i * 131 % 3000;
-    bench_prefill(&x, ids, prompt, logits);
-    recording_is_true(x.m, "prompt chunk");
-    ok(x.b->sample_begin(x.s, ids, prompt, &err), &err);
-    struct decode_result r = bench_step(&x, 40, &p, 0, NULL);
-    bench_step(&x, -1, &p, 1, logits);
-    recording_is_true(x.m, "token");
-    assert_true(r.finite && r.token >= 0);
+    for (int32_t i = 0; i < PROMPTS; i++) answer(&x, prompts[i], logits);
     bench_close(&x);
     free(logits);
+    figure("checked runs", (double)seed);
+    figure("checked findings", (double)metal_emu_finding_count());
     nothing_found();
     metal_emu_reset();
 }
@@ -73,14 +86,17 @@ static void run(uint64_t seed, bool contract) {
 static void in_order(void **state) {
     (void)state;
     run(0, false);
+    if (full) run(0, true);
 }
 static void in_a_drawn_order(void **state) {
     (void)state;
     run(1, false);
+    if (full) run(1, true);
 }
 static void in_another_order_with_contraction(void **state) {
     (void)state;
     run(2, true);
+    if (full) run(2, false);
 }
 
 /* ---- a barrier left out ---------------------------------------------------------------------- */
@@ -114,7 +130,7 @@ static void a_barrier_left_out_is_found(void **state) {
     run_without(&x, INT32_MAX);
     nothing_found();
     int32_t barriers = x.m->graph->barriers, found = 0;
-    for (int32_t n = 0; n < barriers; n += prompt == PROMPT ? 2 : 1) {
+    for (int32_t n = 0; n < barriers; n += full ? 1 : 2) {
         metal_emu_reset();
         run_without(&x, n);
         if (metal_emu_count_of(METAL_EMU_HAZARD) == 0) fail_msg("barrier %d was not missed", n);
@@ -122,12 +138,15 @@ static void a_barrier_left_out_is_found(void **state) {
         found++;
     }
     printf("%d of %d barriers left out one by one, each found\n", found, barriers);
+    figure("barriers", barriers);
+    figure("barriers left out and found", found);
     metal_emu_reset();
     bench_close(&x);
 }
 
 int main(int argc, char **argv) {
-    if (argc > 1 && strcmp(argv[1], "full") == 0) prompt = FULL_PROMPT;
+    full = harness_begin(argc, argv);
+    if (full) prompts = full_prompts;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(in_order),
         cmocka_unit_test(in_a_drawn_order),

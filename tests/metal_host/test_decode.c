@@ -20,6 +20,7 @@ static void logits_are_those_of_ref(void **state) {
         bench_step(&ref, ids[i], NULL, 0, right);
         struct gap g = logits_gap(right, mine, vocab);
         printf("token %d: KL %.2e, largest difference %.2e\n", i, g.kl, g.worst);
+        figure("kl decoded", g.kl);
         assert_true(g.kl < 1e-2);
     }
     bench_close(&metal);
@@ -50,11 +51,13 @@ static void prompts_are_read_as_by_ref(void **state) {
         bench_prefill(&ref, prompt, lengths[i], right);
         struct gap g = logits_gap(right, mine, vocab);
         printf("prompt of %d: KL %.2e, largest difference %.2e\n", lengths[i], g.kl, g.worst);
+        figure("kl prompt", g.kl);
         assert_true(g.kl < 1e-2);
         bench_step(&metal, 99, NULL, 0, mine);
         bench_step(&ref, 99, NULL, 0, right);
         g = logits_gap(right, mine, vocab);
         printf("  and a token: KL %.2e, largest difference %.2e\n", g.kl, g.worst);
+        figure("kl decoded", g.kl);
         assert_true(g.kl < 1e-2);
     }
     bench_close(&metal);
@@ -64,7 +67,8 @@ static void prompts_are_read_as_by_ref(void **state) {
     nothing_found();
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    harness_begin(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_are_those_of_ref),
         cmocka_unit_test(prompts_are_read_as_by_ref),

@@ -1,14 +1,14 @@
 /* The stand-in end to end through the whole engine on the emulated device: greedy text of held-out
- * prompts of varied length against ref. Where the texts part, the test shows by how little ref
- * preferred its own token, and accepts only a near-tie. Prompts of one session share prefixes, so
- * that resuming from saved states is part of it. */
+ * prompts against ref, single questions and conversations of up to eleven. Where the texts part,
+ * the test shows by how little ref preferred its own token, and accepts only a near-tie. Prompts of
+ * one session share prefixes, so that resuming from saved states is part of it. */
 #include <jansson.h>
 
 #include "harness.h"
 #include "lily.h"
 
-enum { PROMPTS = 52, TOKENS = 10, CONTEXT = 512 };
-static bool full;                    /* all held-out prompts */
+enum { PROMPTS = 52, MANY = 156, EARLIER = 10, TOKENS = 10, CONTEXT = 1024 };
+static bool full;                    /* MANY prompts, and again with contraction */
 static const double NEAR_TIE = 0.15; /* logits */
 
 struct run {
@@ -69,55 +69,106 @@ static double margin(struct run *ref, const lily_tokens *prompt, const struct an
     return m;
 }
 
-static void text_is_that_of_ref(void **state) {
-    (void)state;
+struct tally {
+    int32_t asked, parted, longest;
+};
+
+static void ask(struct run *metal, struct run *ref, const lily_tokens *prompt, struct tally *t) {
+    struct answer mine = greedy(metal, prompt), right = greedy(ref, prompt);
+    int32_t same = 0;
+    while (same < TOKENS && mine.ids[same] == right.ids[same]) same++;
+    if (same < TOKENS) {
+        double m = margin(ref, prompt, &right, same, mine.ids[same]);
+        printf("prompt %d of %zu tokens: texts part at token %d, where ref prefers its own by "
+               "%.3f\n",
+               t->asked, prompt->n, same, m);
+        figure("text near-tie", m);
+        assert_true(m < NEAR_TIE);
+        t->parted++;
+    }
+    if ((int32_t)prompt->n > t->longest) t->longest = (int32_t)prompt->n;
+    t->asked++;
+}
+
+/* The task's question behind some of the earlier ones with their answers, oldest first. */
+static char *conversation(const json_t *task, const json_t *earlier, size_t turns) {
+    json_t *messages = json_array();
+    size_t n = json_array_size(earlier);
+    for (size_t i = turns < n ? n - turns : 0; i < n; i++) {
+        const json_t *turn = json_array_get(earlier, i);
+        json_array_extend(messages, json_object_get(turn, "messages"));
+        json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "assistant", "content",
+                                                  json_object_get(turn, "content")));
+    }
+    json_array_extend(messages, json_object_get(task, "messages"));
+    char *text = json_dumps(messages, 0);
+    json_decref(messages);
+    return text;
+}
+
+/* One in thirteen prompts is a long conversation, one a shorter one. */
+static size_t turns_before(int32_t asked) {
+    return asked % 13 == 12 ? EARLIER : asked % 13 == 6 ? EARLIER / 3 : 0;
+}
+
+/* So many of the held-out prompts, spread over all kinds. */
+static struct tally compare(int32_t prompts) {
     FILE *f = fopen(HELDOUT, "r");
     char line[8192];
-    int32_t asked = 0, parted = 0, longest = 0, number = 0;
-    emulate(false, 0);
+    struct tally t = {0};
+    json_t *earlier = json_array();
     assert_non_null(f);
     struct run metal = start("metal"), ref = start("ref");
-    while ((full || asked < PROMPTS) && fgets(line, sizeof line, f)) {
-        if (number++ % 9 != 0 && !full) continue;
+    for (int32_t number = 0; t.asked < prompts && fgets(line, sizeof line, f); number++) {
+        if (number % (prompts == MANY ? 3 : 9) != 0) continue;
         json_t *task = json_loads(line, 0, NULL);
-        char *messages = json_dumps(json_object_get(task, "messages"), 0);
-        lily_chat_options chat = {.no_thinking = asked % 2 == 0};
+        char *messages = conversation(task, earlier, turns_before(t.asked));
+        lily_chat_options chat = {.no_thinking = t.asked % 2 == 0};
         lily_tokens prompt = {0};
         lily_err err;
         ok(lily_chat_prompt(ref.engine, messages, NULL, &chat, &prompt, &err), &err);
-        if (prompt.n + TOKENS <= CONTEXT) {
-            struct answer mine = greedy(&metal, &prompt), right = greedy(&ref, &prompt);
-            int32_t same = 0;
-            while (same < TOKENS && mine.ids[same] == right.ids[same]) same++;
-            if (same < TOKENS) {
-                double m = margin(&ref, &prompt, &right, same, mine.ids[same]);
-                printf("prompt %d of %zu tokens: texts part at token %d, where ref prefers its own "
-                       "by %.3f\n",
-                       asked, prompt.n, same, m);
-                assert_true(m < NEAR_TIE);
-                parted++;
-            }
-            if ((int32_t)prompt.n > longest) longest = (int32_t)prompt.n;
-            asked++;
-        }
+        if (prompt.n + TOKENS <= CONTEXT) ask(&metal, &ref, &prompt, &t);
         lily_tokens_free(&prompt);
         free(messages);
-        json_decref(task);
+        json_array_append_new(earlier, task);
     }
     fclose(f);
-    printf("%d prompts of at most %d tokens, %d texts part at a near-tie\n", asked, longest,
-           parted);
-    assert_true(asked >= 50 && parted * 10 <= asked);
+    json_decref(earlier);
+    printf("%d prompts of at most %d tokens, %d texts part at a near-tie\n", t.asked, t.longest,
+           t.parted);
+    assert_true(t.asked >= 50 && t.longest >= 300 && t.parted * 10 <= t.asked);
     stop(&metal);
     stop(&ref);
     nothing_found();
     assert_int_equal(metal_emu_live_objects(), 0);
+    return t;
+}
+
+static void text_is_that_of_ref(void **state) {
+    (void)state;
+    emulate(false, 0);
+    struct tally t = compare(full ? MANY : PROMPTS);
+    figure("text prompts", t.asked);
+    figure("text parted", t.parted);
+    figure("text longest", t.longest);
+}
+
+static void also_with_contraction(void **state) {
+    (void)state;
+    struct metal_emu_options o = metal_emu_defaults();
+    o.checked = false;
+    o.contract = true;
+    metal_emu_configure(&o);
+    struct tally t = compare(PROMPTS);
+    figure("text prompts contracted", t.asked);
+    figure("text parted contracted", t.parted);
 }
 
 int main(int argc, char **argv) {
-    full = argc > 1 && strcmp(argv[1], "full") == 0;
+    full = harness_begin(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(text_is_that_of_ref),
+        cmocka_unit_test(also_with_contraction),
     };
-    return cmocka_run_group_tests_name("metal text", tests, NULL, NULL);
+    return _cmocka_run_group_tests("metal text", tests, full ? 2 : 1, NULL, NULL);
 }

@@ -96,13 +96,16 @@ static void stages_are_those_of_ref(void **state) {
                "%.1e, %.1e, %d\n",
                stage_name((enum stage)s), p.rows, p.first, p.any, p.flips, d.rows, d.first, d.any,
                d.flips);
+        if (p.rows) figure("stage error prompt", p.first);
+        if (d.rows) figure("stage error decoded", d.first);
         assert_true(p.first < 2e-2 && d.first < 2e-2);
         assert_true(p.flips * 20 <= p.rows && d.flips * 10 <= d.rows);
     }
     nothing_found();
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    harness_begin(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stages_are_those_of_ref),
     };

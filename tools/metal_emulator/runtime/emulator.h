@@ -90,7 +90,7 @@ struct metal_emu_options {
 /* NULL when no profile has that name ("M1 8 GB", "M5 Max 128 GB", ...). */
 const struct metal_emu_profile *metal_emu_profile(const char *name);
 
-/* The defaults: M1 8 GB, late, checked, filled, in order, 1 s of hang. */
+/* The defaults: M1 8 GB, late, checked, filled, in order, 1 s of hang, 10 us a dispatch. */
 struct metal_emu_options metal_emu_defaults(void);
 
 /* Takes effect for devices, libraries and command buffers made afterwards. */

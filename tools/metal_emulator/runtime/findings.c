@@ -10,6 +10,10 @@
 
 enum { KEPT = 1000 }; /* further findings are counted, not kept */
 
+/* A GPU whose chunks of a prompt are not cut for the time they take, so that what runs does not
+ * depend on the machine. */
+#define FAST_DISPATCH 1e-5
+
 static struct metal_emu_finding *kept;
 static size_t kept_count;
 static size_t counts[METAL_EMU_KINDS];
@@ -36,6 +40,7 @@ struct metal_emu_options emu_options = {
     .checked = true,
     .fill = true,
     .hang_ms = 1000,
+    .seconds_per_dispatch = FAST_DISPATCH,
 };
 
 const struct metal_emu_profile *metal_emu_profile(const char *name) {
@@ -47,7 +52,12 @@ const struct metal_emu_profile *metal_emu_profile(const char *name) {
 
 struct metal_emu_options metal_emu_defaults(void) {
     return (struct metal_emu_options){
-        .profile = profiles[0], .checked = true, .fill = true, .hang_ms = 1000};
+        .profile = profiles[0],
+        .checked = true,
+        .fill = true,
+        .hang_ms = 1000,
+        .seconds_per_dispatch = FAST_DISPATCH,
+    };
 }
 
 void metal_emu_configure(const struct metal_emu_options *options) {
