@@ -74,8 +74,8 @@ static int check_stride(uint64_t stride, uint64_t bytes, lily_err *err) {
     if (stride >= bytes && stride <= UINT32_MAX && stride % 16 == 0) return LILY_OK;
     return ERR(err, LILY_EMODEL,
                "packed file: found experts %" PRId64 " bytes apart, expected a multiple of 16 from "
-               "%" PRIu64 " to %" PRIu32 "; pack the checkpoint again (lily pack)",
-               (int64_t)stride, bytes, UINT32_MAX);
+               "%" PRIu64 " to %" PRIu64 "; pack the checkpoint again (lily pack)",
+               (int64_t)stride, bytes, (uint64_t)UINT32_MAX);
 }
 
 /* Whether expert e lies at e strides from the first, for all of them. */
