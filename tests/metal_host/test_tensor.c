@@ -41,6 +41,7 @@ static void on_device(const char *name, bool checked) {
     assert_non_null(profile);
     o.profile = *profile;
     o.checked = checked;
+    o.seed = 3;
     o.working_set = o.max_buffer = 0;
     metal_emu_configure(&o);
 }
