@@ -60,10 +60,11 @@ def test_agrees_with_formula(name: str, shape_name: str) -> None:
         case.check(lib(case), seed)
 
 
+@pytest.mark.parametrize("shape_name", SHAPES)
 @pytest.mark.parametrize("contract", [False, True], ids=["off", "on"])
 @pytest.mark.parametrize("name", CASES)
-def test_contraction_in_the_fast_build(name: str, contract: bool) -> None:
-    case = CASES[name]("mini")
+def test_contraction_in_the_fast_build(name: str, contract: bool, shape_name: str) -> None:
+    case = CASES[name](shape_name)
     case.check(lib(case, checked=False, contract=contract))
 
 

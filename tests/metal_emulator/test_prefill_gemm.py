@@ -125,12 +125,13 @@ def test_gemm_bands_cover_every_tile() -> None:
     assert pm.relative(y, product(x, w)) < FLOAT
 
 
-def test_gemm_contracted() -> None:
+@pytest.mark.parametrize("shape,cols", [(MINI, 512), (REAL, 2048), (REAL, 4096)])
+def test_gemm_contracted(shape: str, cols: int) -> None:
     rng = np.random.default_rng(6)
-    x, w = random_x(rng, 33, 512), pm.matrix(rng, 64, 512)
+    x, w = random_x(rng, 33, cols), pm.matrix(rng, 64, cols)
     y = np.zeros((33, 64), np.float32)
-    lib = pm.library(MINI, "prefill_gemm", checked=False, contract=True)
-    gemm(lib, MINI, x, w, STORE_F32, y)
+    lib = pm.library(shape, "prefill_gemm", checked=False, contract=True)
+    gemm(lib, shape, x, w, STORE_F32, y)
     assert pm.relative(y, product(x, w)) < FLOAT
 
 
@@ -251,14 +252,15 @@ def test_experts(n: int, skew: float) -> None:
         case.check_down(pairs)
 
 
-@pytest.mark.parametrize("checked", [False, True], ids=["fast", "checked"])
-def test_experts_real(checked: bool) -> None:
+@pytest.mark.parametrize("checked,contract", [(False, False), (True, False), (False, True)],
+                         ids=["fast", "checked", "contracted"])
+def test_experts_real(checked: bool, contract: bool) -> None:
     """Blocks of 7 to 9 pairs at the real widths; checked: all eight of one row."""
     ids = np.argsort(np.random.default_rng(13).random((1 if checked else 9, 9)), axis=1)
     ids = ids[:, :8].astype(np.uint16)
     case = Experts(REAL, ids, used=9)
     for kernel in (case.up, case.down):
-        pm.clean(kernel(pm.library(REAL, "prefill_experts", checked), 1))
+        pm.clean(kernel(pm.library(REAL, "prefill_experts", checked, contract), 1))
     pairs = np.arange(0, 8 * len(ids), 5)
     case.check_up(pairs)
     case.check_down(pairs)
