@@ -7,7 +7,7 @@
 #include "harness.h"
 #include "lily.h"
 
-enum { PROMPTS = 52, MANY = 156, EARLIER = 10, TOKENS = 10, CONTEXT = 1024 };
+enum { PROMPTS = 52, MANY = 104, EARLIER = 10, TOKENS = 10, CONTEXT = 1024 };
 static bool full;                    /* MANY prompts, and again with contraction */
 static const double NEAR_TIE = 0.15; /* logits */
 
@@ -120,7 +120,7 @@ static struct tally compare(int32_t prompts) {
     assert_non_null(f);
     struct run metal = start("metal"), ref = start("ref");
     for (int32_t number = 0; t.asked < prompts && fgets(line, sizeof line, f); number++) {
-        if (number % (prompts == MANY ? 3 : 9) != 0) continue;
+        if (number % (prompts == MANY ? 4 : 9) != 0) continue;
         json_t *task = json_loads(line, 0, NULL);
         char *messages = conversation(task, earlier, turns_before(t.asked));
         lily_chat_options chat = {.no_thinking = t.asked % 2 == 0};
