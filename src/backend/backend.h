@@ -164,8 +164,9 @@ struct backend {
 
     /* Steps in flight: one, or up to two where sample_begin is not NULL. A submit that fails leaves
      * those in flight as they are, and positions where they were (tokens may have been counted:
-     * sample_begin starts over). wait ends the oldest, also when it fails; n is that step's. While one is in flight no other function of this table is
-     * called for its sessions but submit, wait and position. */
+     * sample_begin starts over). wait ends the oldest, also when it fails; n is that step's. While
+     * one is in flight no other function of this table is called for its sessions but submit, wait
+     * and position. */
     int (*decode_submit)(struct backend_model *m, const struct decode_slot *slots, int32_t n,
                          lily_err *err);
     int (*decode_wait)(struct backend_model *m, struct decode_result *results, int32_t n,
