@@ -123,7 +123,7 @@ test: deps
 tests: $(UNIT)
 unit: $(UNIT)
 	@REFERENCE=$(REFERENCE) tests/run_unit.sh $(UNIT)
-e2e: $(BUILD)/lily $(BUILD)/lily-core $(BUILD)/fake-serve $(BUILD)/tests/text_driver
+e2e: $(BUILD)/lily $(BUILD)/lily-core $(BUILD)/fake-serve $(BUILD)/tests/text_driver $(if $(filter Linux,$(OS)),$(BUILD)/tests/fake/libcuda.so.1)
 	@$(PYTHON) -m pytest -q -rs tests/e2e --lily=$(BUILD)/lily --reference=$(REFERENCE)
 check:
 	@tools/check.sh
@@ -161,6 +161,11 @@ $(BUILD)/tests/text_driver: $(call OBJ,tests/text/driver.c $(wildcard src/text/*
 $(BUILD)/fake-serve: $(call OBJ,tests/e2e/fake_engine.c src/text/json_text.c $(wildcard src/serve/*.c src/base/*.c))
 	@echo "  LINK $@"
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+# A CUDA driver without a card, which programs are led to by LD_LIBRARY_PATH.
+$(BUILD)/tests/fake/libcuda.so.1: tests/e2e/fake_libcuda.c tests/unit/cuda_fake.h
+	@mkdir -p $(@D)
+	@echo "  LINK $@"
+	$(Q)$(CC) $(filter-out -fsanitize%,$(CFLAGS)) -fPIC -shared -o $@ $<
 $(BUILD)/tests/%: $(BUILD)/tests/unit/%.c.o $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
