@@ -61,41 +61,43 @@ struct attn_memory {
 
 /* ---- what a threadgroup has */
 
-/* Its tokens [first, first + 8) and where their results go; the pointers are those of the first. */
+/* Its tokens [first, first + 8); pointers are those of the first one and of the kv head. */
 struct attn_tile {
     uint position; /* of the first token */
     uint tokens;   /* that exist */
     uint end;      /* positions that they see */
-    uint at;       /* of its first value in [n][q_heads][256] */
+    uint cache_row;
     uint qg_stride;
+    device bfloat *query; /* [tokens][8 heads][256] */
+    device bfloat *keys;  /* [end] rows of 256 */
+    device bfloat *values;
     device const float *gate;
     device bfloat *out;
     device float *total;  /* [n][q_heads][256] */
     device float2 *stats; /* [n][q_heads] */
 };
 
-inline attn_tile attn_tile_of(constant prefill_attn_args &args, uint first, uint kv_head) {
+/* But for where the results go. */
+inline attn_tile attn_tile_of(constant prefill_attn_args &args, device bfloat *query,
+                              device bfloat *keys, device bfloat *values, uint first,
+                              uint kv_head) {
     attn_tile t;
     t.position = args.position + first;
     t.tokens = min((uint)ATTN_TOKENS, args.rows - first);
     t.end = attn_seen_by(args, first);
-    t.at = (first * SHAPE_KV_HEADS + kv_head) * (ATTN_HEADS * ATTN_DIM);
+    t.cache_row = args.cache_row;
     t.qg_stride = args.qg_stride;
+    t.query = query + (kv_head * args.rows + first) * (ATTN_HEADS * ATTN_DIM);
+    t.keys = keys + kv_head * args.cache_head;
+    t.values = values + kv_head * args.cache_head;
     return t;
 }
 
-/* Rows that do not exist count as 0. */
-inline attn_operand attn_query_of(constant prefill_attn_args &args, device bfloat *query,
-                                  uint first, uint kv_head) {
-    const uint at = (kv_head * args.rows + first) * ATTN_HEADS;
-    return attn_operand(
-        query + at * ATTN_DIM,
-        dextents<int32_t, 2>(ATTN_DIM, (int)((kv_head + 1) * args.rows * ATTN_HEADS - at)));
-}
-inline attn_operand attn_cache_of(constant prefill_attn_args &args, device bfloat *cache,
-                                  uint kv_head, uint end) {
-    return attn_operand(cache + kv_head * args.cache_head, dextents<int32_t, 2>(ATTN_DIM, (int)end),
-                        array<int32_t, 2>({1, (int)args.cache_row}));
+/* A block's keys or values; positions beyond the end count as 0. */
+inline attn_operand attn_block_of(device bfloat *cache, thread const attn_tile &t, uint block) {
+    const uint at = block * ATTN_BLOCK;
+    return attn_operand(cache + at * t.cache_row, dextents<int32_t, 2>(ATTN_DIM, (int)(t.end - at)),
+                        array<int32_t, 2>({1, (int)t.cache_row}));
 }
 
 /* Whether the token's row ends its sums with this block: its last one, or the last of a span. */
@@ -241,11 +243,11 @@ inline void attn_close(thread attn_sums &sums, attn_memory m, thread const attn_
 /* ---- blocks [block, end) for one threadgroup */
 
 template <bool SPLIT>
-inline void attn_run(thread const attn_tile &t, attn_operand query, attn_operand keys,
-                     attn_operand values, attn_memory m, uint block, uint end, uint simdgroup,
+inline void attn_run(thread const attn_tile &t, attn_memory m, uint block, uint end, uint simdgroup,
                      uint lane) {
     attn_score score;
     attn_mix mix;
+    attn_operand query(t.query, dextents<int32_t, 2>(ATTN_DIM, (int)(t.tokens * ATTN_HEADS)));
     attn_stage stage((threadgroup float *)m.stage, dextents<int32_t, 2>(ATTN_BLOCK, ATTN_ROWS),
                      array<int32_t, 2>({1, ATTN_STAGE}));
     attn_weights weights((threadgroup bfloat *)m.stage, dextents<int32_t, 2>(ATTN_BLOCK, ATTN_ROWS),
@@ -256,8 +258,8 @@ inline void attn_run(thread const attn_tile &t, attn_operand query, attn_operand
     for (uint16_t i = 0; i < sums.get_capacity(); i++) sums[i] = 0.0f;
     attn_row row = {ATTN_NONE, 0.0f, -INFINITY, 0.0f};
     for (; block < end; block++) {
-        attn_operand k = keys.slice(0, (int)(block * ATTN_BLOCK));
-        attn_operand v = values.slice(0, (int)(block * ATTN_BLOCK));
+        attn_operand k = attn_block_of(t.keys, t, block);
+        attn_operand v = attn_block_of(t.values, t, block);
         score.run(query, k, scores);
         threadgroup_barrier(mem_flags::mem_threadgroup); /* WEIGHTS USED */
         scores.store(stage);

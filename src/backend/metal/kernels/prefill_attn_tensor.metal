@@ -33,15 +33,13 @@ kernel void prefill_attn_tensor(constant prefill_attn_args &args [[buffer(PREFIL
                                 uint simdgroup [[simdgroup_index_in_threadgroup]]) {
     ATTN_MEMORY(memory);
     const uint first = (groups.x - 1 - group.x) * ATTN_TOKENS; /* those that see most begin first */
-    attn_tile t = attn_tile_of(args, first, group.y);
+    const uint at = (first * SHAPE_KV_HEADS + group.y) * (ATTN_HEADS * ATTN_DIM);
+    attn_tile t = attn_tile_of(args, query, keys, values, first, group.y);
     t.gate = qg + first * args.qg_stride + group.y * (ATTN_HEADS * 2 * ATTN_DIM) + ATTN_DIM;
-    t.out = out + t.at;
-    t.total = total + t.at;
+    t.out = out + at;
+    t.total = total + at;
     t.stats = nullptr;
-    attn_run<false>(t, attn_query_of(args, query, first, group.y),
-                    attn_cache_of(args, keys, group.y, t.end),
-                    attn_cache_of(args, values, group.y, t.end), memory, 0,
-                    (t.end - 1) / ATTN_BLOCK + 1, simdgroup, lane);
+    attn_run<false>(t, memory, 0, (t.end - 1) / ATTN_BLOCK + 1, simdgroup, lane);
 }
 
 KERNEL_THREADS(PREFILL_ATTN_THREADS)
@@ -57,16 +55,15 @@ kernel void prefill_attn_split_tensor(constant prefill_attn_args &args
                                       uint simdgroup [[simdgroup_index_in_threadgroup]]) {
     ATTN_MEMORY(memory);
     const uint first = group.x * ATTN_TOKENS;
-    attn_tile t = attn_tile_of(args, first, group.y);
     const uint block = group.z * ATTN_SPAN_BLOCKS;
-    const uint blocks = min(block + ATTN_SPAN_BLOCKS, (t.end - 1) / ATTN_BLOCK + 1);
+    const uint blocks =
+        min(block + ATTN_SPAN_BLOCKS, (attn_seen_by(args, first) - 1) / ATTN_BLOCK + 1);
     if (block >= blocks) return; /* the whole threadgroup: none of its tokens sees this span */
-    const uint record = group.z * args.rows * SHAPE_Q_HEADS;
+    const uint head = (group.z * args.rows + first) * SHAPE_Q_HEADS + group.y * ATTN_HEADS;
+    attn_tile t = attn_tile_of(args, query, keys, values, first, group.y);
     t.gate = nullptr;
     t.out = nullptr;
-    t.total = total + record * ATTN_DIM + t.at;
-    t.stats = stats + record + t.at / ATTN_DIM;
-    attn_run<true>(
-        t, attn_query_of(args, query, first, group.y), attn_cache_of(args, keys, group.y, t.end),
-        attn_cache_of(args, values, group.y, t.end), memory, block, blocks, simdgroup, lane);
+    t.total = total + head * ATTN_DIM;
+    t.stats = stats + head;
+    attn_run<true>(t, memory, block, blocks, simdgroup, lane);
 }
