@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/metal/tensor.h"
+
 enum { CONTEXT = DECODE_LONG_FROM + 1024, PIECES = 5, SLICE = 8 };
 
 const struct backend_sampling selftest_sampling = {.temperature = 1,
@@ -166,7 +168,7 @@ static int compare_whole(struct selftest *t, bool *same, lily_err *err) {
 
 static void report_kernel(const struct selftest *t, int32_t kernel) {
     const struct selftest_verdict *v = &t->verdict[kernel];
-    struct selftest_item item = {.name = metal_kernels[kernel].name,
+    struct selftest_item item = {.name = metal_tensor_name(t->m, kernel),
                                  .status = SELFTEST_PASSED,
                                  .error = v->error,
                                  .limit = v->limit};

@@ -229,3 +229,11 @@ int metal_tensor_choose(struct backend_model *m, lily_err *err) {
     for (int32_t i = 0; i < KERNELS; i++) objc_release(pipelines[i]);
     return rc;
 }
+
+const char *metal_tensor_name(const struct backend_model *m, int32_t kernel) {
+    const char *attention = metal_tensor_attention_name(m, kernel);
+    for (int32_t i = 0; i < KERNELS && m->tensor; i++) {
+        if (replaced[i].kernel == kernel) return replaced[i].name;
+    }
+    return attention ? attention : metal_kernels[kernel].name;
+}

@@ -220,3 +220,10 @@ int metal_tensor_choose_attention(struct backend_model *m, double *worst, lily_e
     for (int32_t i = 0; i < KERNELS; i++) objc_release(pipelines[i]);
     return rc;
 }
+
+const char *metal_tensor_attention_name(const struct backend_model *m, int32_t kernel) {
+    for (int32_t i = 0; i < KERNELS && m->tensor_attention; i++) {
+        if (replaced[i].kernel == kernel) return replaced[i].name;
+    }
+    return NULL;
+}
