@@ -24,7 +24,7 @@ static void print_item(const json_t *item) {
         snprintf(error, sizeof error, "%.2g of %.2g",
                  json_real_value(json_object_get(item, "error")), json_real_value(limit));
     }
-    printf("  %-21s %-9s %-17s %s\n", text_of(item, "name"), text_of(item, "result"), error,
+    printf("  %-27s %-9s %-17s %s\n", text_of(item, "name"), text_of(item, "result"), error,
            text_of(item, "note"));
 }
 
@@ -35,7 +35,7 @@ static void print_test(const json_t *test) {
            text_of(test, "device"), text_of(test, "shape"),
            (int)json_integer_value(json_object_get(test, "layers")), text_of(test, "weights"));
     if (json_array_size(json_object_get(test, "items")) > 0)
-        printf("  %-21s %-9s %-17s %s\n", "what", "result", "error, limit", "largest at, or why");
+        printf("  %-27s %-9s %-17s %s\n", "what", "result", "error, limit", "largest at, or why");
     json_array_foreach(json_object_get(test, "items"), i, item) {
         print_item(item);
     }

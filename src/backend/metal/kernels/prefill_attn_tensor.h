@@ -255,6 +255,7 @@ inline void attn_run(thread const attn_tile &t, attn_memory m, uint block, uint 
     attn_scores scores =
         score.get_destination_cooperative_tensor<attn_operand, attn_operand, float>();
     attn_sums sums = mix.get_destination_cooperative_tensor<attn_weights, attn_operand, float>();
+    UNROLL
     for (uint16_t i = 0; i < sums.get_capacity(); i++) sums[i] = 0.0f;
     attn_row row = {ATTN_NONE, 0.0f, -INFINITY, 0.0f};
     for (; block < end; block++) {

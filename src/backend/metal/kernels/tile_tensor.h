@@ -67,6 +67,7 @@ inline void tile_make_for(uint rows, thread const tile_source &source, uint step
     tile_operation operation;
     tile_registers totals =
         operation.get_destination_cooperative_tensor<tile_operand, tile_operand, float>();
+    UNROLL
     for (uint16_t i = 0; i < totals.get_capacity(); i++) totals[i] = 0.0f;
     tile_fetched next = tile_fetch(source, 0);
     for (uint step = 0; step < steps; step++) {
