@@ -206,8 +206,8 @@ struct backend {
 
     void (*stats)(const struct backend_model *m, struct backend_stats *out);
 
-    /* How short of memory the system says it is, asked between steps. Saved states are given back
-     * then, weights never. NULL: the backend does not know. */
+    /* How short of memory the system says it is, asked between steps. Saved states go to disk then,
+     * weights never. NULL: the backend does not know. */
     enum backend_pressure (*pressure)(const struct backend_model *m);
 
     /* NULL where a backend records no plan. */

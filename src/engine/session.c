@@ -151,15 +151,19 @@ static int fail(lily_session *s, int rc) {
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
 
-/* When the system is short of memory, checkpoints go: a later prompt reads more, nothing else. */
+/* When the system is short of memory, checkpoints go to disk: to resume from one takes longer, or
+ * where the disk is full a later prompt reads more; nothing else. */
 static void heed_pressure(lily_session *s) {
     const struct backend *b = s->engine->backend;
     enum backend_pressure p = b->pressure ? b->pressure(s->engine->model) : BACKEND_PRESSURE_NONE;
     if (p == BACKEND_PRESSURE_NONE) return;
     int32_t gone = states_give_back(&s->states, p == BACKEND_PRESSURE_CRITICAL ? 0 : 1);
     if (gone) {
-        engine_log(s->engine, "memory: the system is short of it; gave back %d state checkpoint%s",
-                   gone, gone == 1 ? "" : "s");
+        engine_log(s->engine,
+                   "memory: the system is short of it; gave back %d state checkpoint%s, %d %s on "
+                   "disk",
+                   gone, gone == 1 ? "" : "s", s->states.on_disk,
+                   s->states.on_disk == 1 ? "is" : "are");
     }
 }
 
@@ -228,7 +232,6 @@ static void truncate(lily_session *s, int32_t from) {
  * the position. Logits survive only an exact repetition; otherwise at least one token is left to
  * read, for the logits after it. */
 static int32_t go_back(lily_session *s, const int32_t *ids, int32_t n) {
-    const struct backend *b = s->engine->backend;
     int32_t pos = session_position(s), common = 0;
     while (common < n && common < s->held && s->tokens[common] == ids[common]) common++;
     truncate(s, common);
@@ -238,7 +241,7 @@ static int32_t go_back(lily_session *s, const int32_t *ids, int32_t n) {
     const struct state *state = states_find(&s->states, most);
     if (pos <= most && (!state || state->pos <= pos)) return pos;
     lily_err err;
-    if (state && b->state_restore(s->backend, state->saved, state->pos, &err) == 0) {
+    if (state && states_restore(&s->states, state, s->backend, &err) == 0) {
         return state->pos;
     }
     if (state) engine_log(s->engine, "state checkpoint at token %d: %s", state->pos, err.msg);
@@ -276,6 +279,7 @@ int session_sync(lily_session *s, const int32_t *ids, size_t count, session_prog
     int32_t n = (int32_t)count;
     find_forks(s, ids, n);
     int32_t pos = *cached = go_back(s, ids, n);
+    heed_pressure(s);
     if (progress && progress(arg, pos, n)) goto cancelled;
     while (pos < n) {
         if (session_cancelled(s)) goto cancelled;

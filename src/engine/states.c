@@ -6,35 +6,60 @@ enum { DECODE_KEPT = 2 };
 
 void states_init(struct states *s, const struct backend *b, struct backend_model *m,
                  uint64_t budget) {
-    *s = (struct states){.backend = b};
+    *s = (struct states){.backend = b, .model = m};
     size_t bytes = b->state_bytes(m);
     uint64_t n = bytes ? budget / bytes : 0;
     lily_err err; /* fewer checkpoints cost time only */
     if (n > STATES_MAX) n = STATES_MAX;
     while ((uint64_t)s->n_spare < n && !b->state_new(m, &s->spare[s->n_spare], &err)) s->n_spare++;
     s->limit = s->n_spare;
-}
-
-void states_clear(struct states *s) {
-    for (int32_t i = 0; i < s->n; i++) s->spare[s->n_spare++] = s->entry[i].saved;
-    s->n = 0;
-}
-
-void states_free(struct states *s) {
-    states_clear(s);
-    for (int32_t i = 0; i < s->n_spare; i++) s->backend->state_free(s->spare[i]);
-    s->n_spare = 0;
+    state_file_init(&s->file, bytes);
 }
 
 static void drop(struct states *s, int32_t i) {
-    s->spare[s->n_spare++] = s->entry[i].saved;
+    if (s->entry[i].saved) {
+        s->spare[s->n_spare++] = s->entry[i].saved;
+    } else {
+        state_file_drop(&s->file, s->entry[i].place);
+        s->on_disk--;
+    }
     s->n--;
     memmove(s->entry + i, s->entry + i + 1, (size_t)(s->n - i) * sizeof *s->entry);
 }
 
+void states_clear(struct states *s) {
+    while (s->n > 0) drop(s, s->n - 1);
+}
+
+void states_free(struct states *s) {
+    if (!s->backend) return;
+    states_clear(s);
+    for (int32_t i = 0; i < s->n_spare; i++) s->backend->state_free(s->spare[i]);
+    s->n_spare = 0;
+    state_file_close(&s->file);
+}
+
+static void move_to_disk(struct states *s, int32_t i) {
+    struct state *e = &s->entry[i];
+    lily_err err; /* a checkpoint less costs time only */
+    if (state_file_put(&s->file, s->backend, e->saved, &e->place, &err)) {
+        drop(s, i);
+        return;
+    }
+    s->spare[s->n_spare++] = e->saved;
+    e->saved = NULL;
+    s->on_disk++;
+}
+
 int32_t states_give_back(struct states *s, int32_t keep) {
     int32_t limit = s->limit;
-    while (s->n > keep) drop(s, 0);
+    for (int32_t i = 0; s->n - s->on_disk > keep;) {
+        if (s->entry[i].saved) {
+            move_to_disk(s, i);
+        } else {
+            i++;
+        }
+    }
     for (; s->n_spare > 0 && s->limit > keep; s->limit--) {
         s->backend->state_free(s->spare[--s->n_spare]);
     }
@@ -50,6 +75,19 @@ const struct state *states_find(const struct states *s, int32_t pos) {
         if (s->entry[i].pos <= pos) return &s->entry[i];
     }
     return NULL;
+}
+
+int states_restore(const struct states *s, const struct state *from,
+                   struct backend_session *session, lily_err *err) {
+    const struct backend *b = s->backend;
+    struct backend_state *read = NULL;
+    if (from->saved) return b->state_restore(session, from->saved, from->pos, err);
+    int rc = b->state_new(s->model, &read, err);
+    if (rc) return rc;
+    rc = state_file_get(&s->file, b, from->place, read, err);
+    if (!rc) rc = b->state_restore(session, read, from->pos, err);
+    b->state_free(read);
+    return rc;
 }
 
 void states_remove(struct states *s, int32_t pos) {
@@ -79,12 +117,20 @@ static bool evict(struct states *s, bool for_decode, const int32_t *keep, int32_
     for (int pass = 0; victim < 0; pass++) { /* the second pass spares none */
         if (pass == 1 && for_decode) return false;
         for (int32_t i = 0; i < s->n; i++) {
+            if (!s->entry[i].saved) continue; /* it has no memory to give */
             if (pass == 0 && listed(keep, n_keep, s->entry[i].pos)) continue;
             if (victim < 0 || loss(s, i) < loss(s, victim)) victim = i;
         }
     }
     drop(s, victim);
     return true;
+}
+
+/* The oldest of those on disk. */
+static void drop_from_disk(struct states *s) {
+    int32_t i = 0;
+    while (s->entry[i].saved) i++;
+    drop(s, i);
 }
 
 struct backend_state *states_add(struct states *s, int32_t pos, bool decode, const int32_t *keep,
@@ -97,11 +143,9 @@ struct backend_state *states_add(struct states *s, int32_t pos, bool decode, con
         n_decode++;
         oldest_decode = i;
     }
-    if (decode && n_decode >= DECODE_KEPT) {
-        drop(s, oldest_decode);
-    } else if (s->n == s->limit && !evict(s, decode, keep, n_keep)) {
-        return NULL;
-    }
+    if (decode && n_decode >= DECODE_KEPT) drop(s, oldest_decode);
+    if (s->n_spare == 0 && !evict(s, decode, keep, n_keep)) return NULL;
+    if (s->n == STATES_MAX) drop_from_disk(s);
     struct backend_state *saved = s->spare[--s->n_spare];
     int32_t at = s->n;
     while (at > 0 && s->entry[at - 1].pos > pos) at--;

@@ -12,22 +12,27 @@
 #include <stdint.h>
 
 #include "backend/backend.h"
+#include "engine/state_file.h"
 
-enum { STATES_MAX = 32 };
+enum { STATES_MAX = STATE_FILE_PLACES };
 
 struct state {
     int32_t pos;
-    bool decode; /* taken while generating: only the last two of these are kept */
-    struct backend_state *saved;
+    bool decode;                 /* taken while generating: only the last two of these are kept */
+    struct backend_state *saved; /* NULL: on disk, */
+    int32_t place;               /* there */
 };
 
 struct states {
     const struct backend *backend;
+    struct backend_model *model;
     int32_t limit;                  /* checkpoints there is memory for, at most STATES_MAX */
-    int32_t n;                      /* taken */
+    int32_t n, on_disk;             /* taken; of them not in memory */
     struct state entry[STATES_MAX]; /* [n] by ascending position */
-    struct backend_state *spare[STATES_MAX]; /* [n_spare] not taken; n + n_spare = limit */
+    struct backend_state
+        *spare[STATES_MAX]; /* [n_spare] not taken; n - on_disk + n_spare = limit */
     int32_t n_spare;
+    struct state_file file;
 };
 
 /* Reserves the memory of as many checkpoints as budget bytes hold (fewer where the backend gives
@@ -38,14 +43,18 @@ void states_init(struct states *s, const struct backend *b, struct backend_model
 void states_free(struct states *s);
 void states_clear(struct states *s); /* forgets all, keeps the memory */
 
-/* Gives back the memory of all but `keep` checkpoints, for good; of those taken the ones at the
- * highest positions stay. Returns for how many there is room less. */
+/* Gives back the memory of all but `keep` checkpoints, for good. Those taken go to disk, or where
+ * that fails are dropped; the ones at the highest positions stay. Returns for how many there is
+ * room less. */
 int32_t states_give_back(struct states *s, int32_t keep);
 
 void states_drop_above(struct states *s, int32_t pos);
 
 /* The checkpoint nearest to pos at or below it, or NULL. */
 const struct state *states_find(const struct states *s, int32_t pos);
+/* Takes a session there. One on disk is read into memory of its own for the time of the call. */
+int states_restore(const struct states *s, const struct state *from,
+                   struct backend_session *session, lily_err *err);
 
 /* Room for a checkpoint at pos, to be filled by the caller before the next call, or NULL: there is
  * one already, or no budget. When all are taken the one goes whose loss costs least, the

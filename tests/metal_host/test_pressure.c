@@ -1,5 +1,5 @@
 /* The system's memory pressure, told by a source of libdispatch on a thread of the system's: saved
- * states go, and nothing else does; the answer stays the same. */
+ * states go to disk, and nothing else does; the answer stays the same. */
 #include "backend/metal/metal.h"
 #include "engine/session.h"
 #include "harness.h"
@@ -59,23 +59,27 @@ static int take(void *arg, int32_t token) {
     return 0;
 }
 
-/* Reads a prompt and goes on by itself. */
-static void answer(lily_session *s, int32_t *tokens) {
-    int32_t prompt[PROMPT];
+/* Reads a prompt whose last token is `last` and goes on by itself; returns how many tokens were not
+ * read again. */
+static int32_t answer(lily_session *s, int32_t last, int32_t *tokens) {
+    int32_t prompt[PROMPT], cached;
     lily_err err;
     for (int32_t i = 0; i < PROMPT; i++) prompt[i] = 7 + i * 37 % 3000;
-    ok(lily_session_sync(s, prompt, PROMPT, &err), &err);
+    prompt[PROMPT - 1] = last;
+    ok(session_sync(s, prompt, PROMPT, NULL, NULL, &cached, &err), &err);
     ok(lily_session_greedy(s, 9, TOKENS, take, &tokens, &err), &err);
+    return cached;
 }
 
+/* The checkpoint of the shared prompt goes to disk, and the next prompt is resumed from there. */
 static void saved_states_go_and_nothing_else(void **state) {
     (void)state;
     static const struct {
         int event;
-        int32_t kept;
-    } steps[] = {{NORMAL, 0}, {WARN, 1}, {CRITICAL, 0}};
+        int32_t room, on_disk;
+    } steps[] = {{WARN, 1, 0}, {CRITICAL, 0, 1}, {CRITICAL, 0, 1}, {NORMAL, 0, 1}};
     lily_engine_options o = {.backend = "metal", .context = 256, .threads = 1};
-    int32_t right[TOKENS], tokens[TOKENS];
+    int32_t right[2][TOKENS], tokens[TOKENS];
     lily_engine *e;
     lily_session *s;
     lily_err err;
@@ -84,22 +88,17 @@ static void saved_states_go_and_nothing_else(void **state) {
     ok(lily_session_new(e, 0, &s, &err), &err);
     id device = e->model->device.device;
     uint64_t held = mtl_device_allocated(device);
-    int32_t room = s->states.limit;
-    assert_true(room > 2);
-    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+    answer(s, 5, right[0]);
+    assert_int_equal(answer(s, 6, right[1]), 128);
+    assert_true(s->states.limit > 2 && s->states.on_disk == 0);
+    for (int32_t i = 0; i < (int32_t)(sizeof steps / sizeof *steps); i++) {
         metal_emu_memory_pressure(steps[i].event);
-        lily_session_reset(s);
-        answer(s, i == 0 ? right : tokens);
-        if (i > 0) assert_memory_equal(right, tokens, sizeof right);
-        assert_int_equal(s->states.limit, steps[i].event == NORMAL ? room : steps[i].kept);
+        assert_int_equal(answer(s, 5 + i % 2, tokens), 128);
+        assert_memory_equal(right[i % 2], tokens, sizeof tokens);
+        assert_int_equal(s->states.limit, steps[i].room);
+        assert_int_equal(s->states.on_disk, steps[i].on_disk);
         assert_int_equal(mtl_device_allocated(device), held);
     }
-    /* What was given back does not come back; the session works as before. */
-    metal_emu_memory_pressure(NORMAL);
-    lily_session_reset(s);
-    answer(s, tokens);
-    assert_memory_equal(right, tokens, sizeof right);
-    assert_int_equal(s->states.limit, 0);
     lily_session_free(s);
     lily_engine_close(e);
     nothing_found();

@@ -48,7 +48,7 @@ static struct fake {
     int32_t refuse_at;    /* a decode step that reads it is not even started, once */
     int32_t most_context; /* models of more are out of memory */
     int32_t chunk_us;     /* time of a prefill call */
-    bool save_fails, restore_fails, no_sessions, begin_fails, rewind_fails;
+    bool save_fails, export_fails, restore_fails, no_sessions, begin_fails, rewind_fails;
     enum backend_pressure pressure;
     /* what it did */
     int32_t prefilled, decoded, rewound, saved, restored, models, sessions, states;
@@ -298,7 +298,7 @@ static int fake_rewind(struct backend_session *s, lily_err *err) {
 
 static size_t fake_state_bytes(const struct backend_model *m) {
     (void)m;
-    return sizeof(struct fake_state);
+    return sizeof(struct backend_state);
 }
 
 static int fake_state_new(struct backend_model *m, struct backend_state **out, lily_err *err) {
@@ -311,6 +311,18 @@ static int fake_state_new(struct backend_model *m, struct backend_state **out, l
 static void fake_state_free(struct backend_state *state) {
     if (state) fake.states--;
     free(state);
+}
+
+static int fake_export(const struct backend_state *from, void *out, lily_err *err) {
+    (void)err;
+    memcpy(out, from, sizeof *from);
+    return fake.export_fails ? ERR(err, LILY_EBACKEND, "fake: told not to export") : 0;
+}
+
+static int fake_import(struct backend_state *to, const void *in, lily_err *err) {
+    (void)err;
+    memcpy(to, in, sizeof *to);
+    return 0;
 }
 
 static int fake_save(struct backend_session *s, struct backend_state *to, lily_err *err) {
@@ -353,7 +365,8 @@ static enum backend_pressure fake_pressure(const struct backend_model *m) {
     .reset = fake_reset, .prefill = fake_prefill, .decode_submit = fake_submit,                    \
     .decode_wait = fake_wait, .state_bytes = fake_state_bytes, .state_new = fake_state_new,        \
     .state_free = fake_state_free, .state_save = fake_save, .state_restore = fake_restore,         \
-    .stats = fake_stats, .pressure = fake_pressure
+    .state_export = fake_export, .state_import = fake_import, .stats = fake_stats,                 \
+    .pressure = fake_pressure
 static const struct backend backend_fake = {FAKE_BACKEND};
 static const struct backend backend_fake_device = {FAKE_BACKEND, .sample_begin = fake_sample_begin,
                                                    .rewind = fake_rewind};

@@ -276,8 +276,8 @@ static void test_non_finite_logits(void **state) {
     fake_close_all(e, s);
 }
 
-/* Short of memory all checkpoints but one go, then that one too; a prompt is read again from what
- * is left, and the log says so once. */
+/* Short of memory all checkpoints but one go to disk, then that one too; a prompt is read again
+ * from what is in memory or there, and the log says so once. */
 static void test_memory_pressure(void **state) {
     (void)state;
     char line[500] = "";
@@ -288,7 +288,8 @@ static void test_memory_pressure(void **state) {
     fill(ids, 301, 40);
     fake.pressure = BACKEND_PRESSURE_WARN;
     read_all(s, ids, 150); /* a checkpoint at 128 */
-    assert_string_equal(line, "memory: the system is short of it; gave back 5 state checkpoints");
+    assert_string_equal(
+        line, "memory: the system is short of it; gave back 5 state checkpoints, 0 are on disk");
     assert_int_equal(fake.states, 1);
     line[0] = 0;
     ids[140] ^= 1;
@@ -296,12 +297,42 @@ static void test_memory_pressure(void **state) {
     assert_string_equal(line, "");
     ids[299] ^= 1;
     fake.pressure = BACKEND_PRESSURE_CRITICAL;
-    assert_int_equal(read_all(s, ids, 300), 256); /* one is there until the next is to be taken */
+    assert_int_equal(read_all(s, ids, 300), 256);
+    assert_string_equal(
+        line, "memory: the system is short of it; gave back 1 state checkpoint, 1 is on disk");
     ids[130] ^= 1;
     assert_int_equal(read_all(s, ids, 300), 0);
-    assert_string_equal(line, "memory: the system is short of it; gave back 1 state checkpoint");
     assert_int_equal(fake.states, 0);
     expect_as_cold(e, s, ids, 300);
+    fake_close_all(e, s);
+}
+
+/* What was taken before memory ran short is resumed from disk, as from memory. */
+static void test_checkpoints_on_disk(void **state) {
+    (void)state;
+    char line[500] = "";
+    lily_engine *e = fake_engine((lily_engine_options){
+        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_session *s = fake_session(e);
+    int32_t ids[301];
+    fill(ids, 301, 40);
+    assert_int_equal(read_all(s, ids, 150), 0); /* a checkpoint at 128 */
+    assert_int_equal(read_all(s, ids, 300), 150);
+    ids[299] ^= 1;
+    fake.pressure = BACKEND_PRESSURE_CRITICAL;
+    assert_int_equal(read_all(s, ids, 301), 256);
+    ids[300] ^= 1;
+    assert_int_equal(read_all(s, ids, 301), 256);
+    assert_string_equal(
+        line, "memory: the system is short of it; gave back 6 state checkpoints, 2 are on disk");
+    assert_int_equal(fake.states, 0);
+    ids[200] ^= 1;
+    assert_int_equal(read_all(s, ids, 300), 128);
+    expect_as_cold(e, s, ids, 300);
+    ids[140] ^= 1;
+    assert_int_equal(read_all(s, ids, 300), 128);
+    expect_as_cold(e, s, ids, 300);
+    assert_int_equal(fake.states, 0);
     fake_close_all(e, s);
 }
 
@@ -463,6 +494,7 @@ int main(void) {
         cmocka_unit_test(test_cancelled_reading_goes_on),
         cmocka_unit_test(test_non_finite_logits),
         cmocka_unit_test(test_memory_pressure),
+        cmocka_unit_test(test_checkpoints_on_disk),
         cmocka_unit_test(test_backend_failures),
         cmocka_unit_test(test_bad_arguments),
         cmocka_unit_test(test_two_sessions),

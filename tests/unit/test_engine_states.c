@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -33,8 +34,40 @@ static void state_free(struct backend_state *state) {
     free(state);
 }
 
-static const struct backend only_states = {
-    .state_bytes = state_bytes, .state_new = state_new, .state_free = state_free};
+static bool export_fails;
+
+static int state_export(const struct backend_state *from, void *out, lily_err *err) {
+    if (export_fails) return ERR(err, LILY_EBACKEND, "told not to export");
+    memset(out, 0, state_size);
+    memcpy(out, from, sizeof *from);
+    return 0;
+}
+
+static int state_import(struct backend_state *to, const void *in, lily_err *err) {
+    (void)err;
+    memcpy(to, in, sizeof *to);
+    return 0;
+}
+
+/* A session is the position that its state was restored to. */
+struct backend_session {
+    int32_t pos;
+};
+
+static int state_restore(struct backend_session *s, const struct backend_state *from, int32_t pos,
+                         lily_err *err) {
+    (void)err;
+    assert_int_equal(from->pos, pos);
+    s->pos = pos;
+    return 0;
+}
+
+static const struct backend only_states = {.state_bytes = state_bytes,
+                                           .state_new = state_new,
+                                           .state_free = state_free,
+                                           .state_restore = state_restore,
+                                           .state_export = state_export,
+                                           .state_import = state_import};
 
 static void init(struct states *s, size_t bytes, uint64_t budget) {
     state_size = bytes;
@@ -147,11 +180,63 @@ static void test_two_decode_checkpoints(void **state) {
     done(&s);
 }
 
-/* Under memory pressure all but the newest go, and none comes back. */
+/* Each checkpoint is resumed as what was put in, wherever it is. */
+static void expect_resumed(const struct states *s) {
+    for (int32_t i = 0; i < s->n; i++) {
+        struct backend_session session = {0};
+        lily_err err;
+        assert_int_equal(states_restore(s, &s->entry[i], &session, &err), 0);
+        assert_int_equal(session.pos, s->entry[i].pos);
+    }
+}
+
+/* Under memory pressure all but the newest go to disk. */
+static void what_is_given_back_is_on_disk(void **state) {
+    (void)state;
+    struct states s;
+    init(&s, 10, 60);
+    for (int32_t pos = 64; pos <= 320; pos += 64) assert_true(add(&s, pos, false, NULL, 0));
+    assert_int_equal(states_give_back(&s, 1), 5);
+    assert_int_equal(memory, 99);
+    assert_int_equal(s.on_disk, 4);
+    assert_int_equal(s.n, 5);
+    expect_resumed(&s);
+    assert_int_equal(memory, 99);
+    assert_true(add(&s, 384, true, NULL, 0)); /* in the place of the one in memory */
+    assert_int_equal(s.n, 5);
+    assert_int_equal(states_give_back(&s, 0), 1);
+    assert_int_equal(s.on_disk, 5);
+    assert_false(add(&s, 448, false, NULL, 0));
+    expect_resumed(&s);
+    states_drop_above(&s, 200); /* places become free, and are used again */
+    assert_int_equal(s.on_disk, 3);
+    states_clear(&s);
+    assert_int_equal(s.on_disk, 0);
+    done(&s);
+}
+
+/* As many on disk as there are places, and newer ones in memory: the oldest goes. */
+static void a_full_file(void **state) {
+    (void)state;
+    struct states s;
+    init(&s, 8, 8 * STATES_MAX);
+    for (int32_t i = 1; i <= STATES_MAX; i++) assert_true(add(&s, 64 * i, false, NULL, 0));
+    assert_int_equal(states_give_back(&s, 1), STATES_MAX - 1);
+    for (int32_t i = 1; i <= 3; i++) {
+        assert_true(add(&s, 64 * (STATES_MAX + i), false, NULL, 0));
+        assert_int_equal(states_give_back(&s, 1), 0);
+        assert_int_equal(s.n - s.on_disk, 1);
+    }
+    expect_resumed(&s);
+    done(&s);
+}
+
+/* Where nothing can be written all but the newest are dropped, and none comes back. */
 static void what_is_given_back_stays_away(void **state) {
     (void)state;
     struct states s;
     init(&s, 10, 60);
+    export_fails = true;
     for (int32_t pos = 64; pos <= 192; pos += 64) assert_true(add(&s, pos, false, NULL, 0));
     assert_int_equal(memory, 94);
     assert_int_equal(states_give_back(&s, 1), 5);
@@ -170,6 +255,7 @@ static void what_is_given_back_stays_away(void **state) {
     assert_true(add(&s, 128, true, NULL, 0));
     EXPECT(&s, 128);
     done(&s);
+    export_fails = false;
 }
 
 int main(void) {
@@ -178,6 +264,8 @@ int main(void) {
         cmocka_unit_test(test_find_and_drop),
         cmocka_unit_test(test_eviction_takes_the_cheapest),
         cmocka_unit_test(test_two_decode_checkpoints),
+        cmocka_unit_test(what_is_given_back_is_on_disk),
+        cmocka_unit_test(a_full_file),
         cmocka_unit_test(what_is_given_back_stays_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
