@@ -179,7 +179,7 @@ $(BUILD)/cuda-check: $(CUDA_CHECK) $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(STATIC) -lpthread -lm -ldl
 EMULATED := $(BUILD)/tests/cuda/emulated
-$(BUILD)/cuda-emulated: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator $(filter portable_%,$(CUDA_FILES))) $(call OBJ,tests/cuda/emulator/table.c) $(BUILD)/liblily.a
+$(BUILD)/cuda-emulated: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator $(filter portable_% batch_%,$(CUDA_FILES))) $(call OBJ,tests/cuda/emulator/table.c) $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -rdynamic -o $@ $^ $(STATIC) -lpthread -lm -ldl
 $(EMULATED)/%.o: tests/cuda/%.c $(wildcard tests/cuda/*.h)
@@ -188,10 +188,10 @@ $(EMULATED)/%.o: tests/cuda/%.c $(wildcard tests/cuda/*.h)
 $(EMULATED)/emulator.o: tests/cuda/emulator/emulator.cpp tests/cuda/emulator/emulator.h
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror -c -o $@ $<
-$(EMULATED)/portable_%.o: src/backend/cuda/kernels/portable_%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c src/backend/cuda/batch.c
+$(patsubst %,$(EMULATED)/%.o,$(filter portable_% batch_%,$(CUDA_FILES))): $(EMULATED)/%.o: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c src/backend/cuda/batch.c
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
-	$(Q)tests/cuda/emulator/kernels.sh mini portable_$* >$(@:.o=.cpp)
+	$(Q)tests/cuda/emulator/kernels.sh mini $* >$(@:.o=.cpp)
 	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $(@:.o=.cpp)
 ifeq ($(OS)$(ARCH),Linuxx86_64)
 # The prompt kernels of sm_90a alone.

@@ -96,16 +96,18 @@ void profile_batch(const struct shape *s, int32_t layers, int32_t n) {
                      gdn * matrix(s->conv_dim + s->gdn_v_dim + 2.0 * s->gdn_v_heads, h, 4) +
                      matrix(s->vocab, h, 4);
     double head = (double)s->gdn_head_dim * s->gdn_head_dim * sizeof(float);
-    must_move("batch_project_8", project);
-    must_move("batch_project_16", project);
-    must_move("batch_out_8", out);
-    must_move("batch_out_16", out);
+    static const char *const products[][2] = {{"tiles_project_8", "tiles_out_8"},
+                                              {"tiles_project_16", "tiles_out_16"},
+                                              {"tiles_project_32", "tiles_out_32"}};
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
+        must_move(products[i][0], project);
+        must_move(products[i][1], out);
+    }
     must_move("batch_mix", 2 * gdn * n * s->gdn_v_heads * head);
-    must_move("batch_gate",
-              layers * (matrix(s->experts + 1.0, h, 8) + 2 * matrix(s->shared_width, h, 4)));
-    must_move("batch_route", layers * matrix(h, s->shared_width, 4));
-    must_move("batch_up", layers * met * 2 * matrix(s->expert_width, h, 4));
-    must_move("batch_down", layers * met * matrix(h, s->expert_width, 4));
+    must_move("tiles_router", layers * matrix(s->experts + 1.0, h, 8));
+    double inner = s->expert_width * met + s->shared_width;
+    must_move("tiles_up", layers * 2 * matrix(inner, h, 4));
+    must_move("tiles_down", layers * matrix(h, inner, 4));
 }
 
 void profile_print(const char *what) {

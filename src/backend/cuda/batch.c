@@ -1,9 +1,11 @@
-/* A decode step of 2 to 64 slots: nine launches a layer, each weight read once for all of them
- * (docs/cuda-batch.md). Any card; 4-bit matrices, the router and the gates of any width. A slot's
- * values depend neither on the other slots nor on their number. */
+/* A decode step of 2 to 64 slots, each weight read once for all of them (docs/cuda-batch.md): seven
+ * launches a layer where weights lie as tiles, nine elsewhere. 4-bit matrices, the router and,
+ * without tiles, the gates of any width. A slot's values depend neither on the other slots nor on
+ * their number. */
 #include <stdlib.h>
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/kernels/tile.h"
 
 enum {
     MOST_SLOTS = 64,
@@ -11,33 +13,57 @@ enum {
     COLUMNS = 8,                                 /* slots of one product */
     SUMS = 2 * 16 * 8 * 36 * (int)sizeof(float), /* shared memory of a product's sums, twice */
     WIDEST = 2048, /* columns of a matrix whose blocks take all of them at once */
-    PART = 256,
-    MOST_PARTS = 128 /* of the context: positions at least, number at most */
+    PART = 64,
+    MOST_PARTS = 128, /* of the context: positions at least, number at most */
+    /* Of kernels/batch_tiles.cu: tiles or pieces of a second half on their way, then the inputs of
+     * slots or of three experts, then the warps' sums. */
+    STAGED = 16 * (4 * 512 + 64), /* eight slots */
+    KEPT = 16 * (8 * 36 + 4) * (int)sizeof(float),
+    TILE_SUMS = 16 * 8 * 36 * (int)sizeof(float),
+    SHARED_8 = 64 * TILE_WIDE_BYTES + STAGED + KEPT,
+    SHARED_16 = 48 * TILE_WIDE_BYTES + 2 * STAGED + KEPT,
+    SHARED_32 = 32 * TILE_WIDE_BYTES + 4 * STAGED + KEPT,
+    UP_SHARED = 48 * TILE_WIDE_BYTES + 3 * STAGED,
+    DOWN_SHARED = 96 * (2 * 512 + 128) + 3 * 8 * (2 * 512 + 32),
+    MOST_SHARED = SHARED_32
 };
 
-/* field, file, kernel, dynamic shared memory */
-#define BATCH_MAP(XX)                                                                              \
+/* field, file, kernel, dynamic shared memory: what both sets use, then either. */
+#define COMMON_MAP(XX)                                                                             \
     XX(embed, "portable_norm", "embed", 0)                                                         \
     XX(first_norm, "portable_norm", "rms_norm", 0)                                                 \
+    XX(mix, "portable_batch_mix", "batch_mix", 0)                                                  \
+    XX(attention_rows, "portable_attention", "attention_rows", 0)                                  \
+    XX(attention_part, "portable_attention", "attention_part", 0)                                  \
+    XX(attention_join, "portable_attention", "attention_join", 0)
+#define PLANAR_MAP(XX)                                                                             \
     XX(project[0], "portable_batch", "batch_project_8", SUMS)                                      \
     XX(project[1], "portable_batch", "batch_project_16", 2 * SUMS)                                 \
     XX(out[0], "portable_batch", "batch_out_8", SUMS)                                              \
     XX(out[1], "portable_batch", "batch_out_16", 2 * SUMS)                                         \
-    XX(mix, "portable_batch_mix", "batch_mix", 0)                                                  \
-    XX(attention_rows, "portable_attention", "attention_rows", 0)                                  \
-    XX(attention_part, "portable_attention", "attention_part", 0)                                  \
-    XX(attention_join, "portable_attention", "attention_join", 0)                                  \
     XX(gate, "portable_batch", "batch_gate", SUMS)                                                 \
     XX(route, "portable_batch", "batch_route", SUMS)                                               \
     XX(up, "portable_batch", "batch_up", SUMS)                                                     \
     XX(down, "portable_batch", "batch_down", SUMS)                                                 \
     XX(norm, "portable_batch", "batch_norm", 0)                                                    \
     XX(combine, "portable_batch", "batch_combine", 0)
+#define TILES_MAP(XX)                                                                              \
+    XX(project[0], "batch_tiles", "tiles_project_8", SHARED_8)                                     \
+    XX(project[1], "batch_tiles", "tiles_project_16", SHARED_16)                                   \
+    XX(project[2], "batch_tiles", "tiles_project_32", SHARED_32)                                   \
+    XX(out[0], "batch_tiles", "tiles_out_8", TILE_SUMS)                                            \
+    XX(out[1], "batch_tiles", "tiles_out_16", 2 * TILE_SUMS)                                       \
+    XX(out[2], "batch_tiles", "tiles_out_32", 4 * TILE_SUMS)                                       \
+    XX(gate, "batch_tiles", "tiles_router", 0)                                                     \
+    XX(up, "batch_tiles", "tiles_up", UP_SHARED)                                                   \
+    XX(down, "batch_tiles", "tiles_down", DOWN_SHARED)                                             \
+    XX(combine, "batch_tiles", "tiles_combine", 0)
 
 struct cuda_batch {
-    CUfunction embed, first_norm, project[2], out[2], mix;
+    bool tiles; /* how the weights lie, and so which set */
+    CUfunction embed, first_norm, project[3], out[3], mix;
     CUfunction attention_rows, attention_part, attention_join;
-    CUfunction gate, route, up, down, norm, combine;
+    CUfunction gate, route, up, down, norm, combine; /* tiles: no route, no norm */
 };
 
 #define ARGS(...) ((void *[]){__VA_ARGS__})
@@ -72,12 +98,12 @@ static int launch(const struct backend_model *m, CUfunction f, unsigned gx, unsi
 /* Sets of 32 rows that a block takes at once: its 16 warps over chunks of 128 columns. */
 static int32_t sets_of(int32_t cols) {
     int32_t chunks = (cols + 127) / 128;
-    return chunks < 16 ? 16 / chunks : 1;
+    return chunks > 0 && chunks < 16 ? 16 / chunks : 1;
 }
 
-/* 0: eight slots a product, 1: sixteen, in so many groups. */
-static int tile_of(int32_t rows, int32_t *groups) {
-    int tile = rows > COLUMNS;
+/* 0: eight slots a product, 1: sixteen, 2: 32; in so many groups. */
+static int tile_of(const struct backend_model *m, int32_t rows, int32_t *groups) {
+    int tile = rows <= COLUMNS ? 0 : rows <= 2 * COLUMNS || !m->batch->tiles ? 1 : 2;
     *groups = (int32_t)blocks(rows, COLUMNS << tile);
     return tile;
 }
@@ -86,23 +112,38 @@ static int tile_of(int32_t rows, int32_t *groups) {
 static int project(struct backend_model *m, int32_t rows, struct cuda_mat w, CUdeviceptr out,
                    int32_t ldo, struct cuda_mat small, CUdeviceptr small_out, lily_err *err) {
     struct cuda_scratch *x = &m->x;
-    int32_t groups, tile = tile_of(rows, &groups);
-    int32_t units = (int32_t)blocks(w.rows, 32 * sets_of(w.cols)), each = m->processors / groups;
+    const struct cuda_batch *k = m->batch;
+    int32_t groups, tile = tile_of(m, rows, &groups), all = m->processors, split = 0;
+    int32_t units = (int32_t)blocks(w.rows, 32 * sets_of(w.cols));
+    unsigned small_blocks = blocks(small.rows, 16);
+    size_t shared = (size_t)SUMS << tile;
+    if (k->tiles) { /* all blocks at once; parts of a row tile only where a block has few of them */
+        static const size_t all_shared[] = {SHARED_8, SHARED_16, SHARED_32};
+        int32_t slices = w.cols / TILE_WIDE_COLS;
+        units = (int32_t)blocks(w.rows, TILE_WIDE_ROWS);
+        split = units >= 8 * m->processors ? 1 : slices < 4 ? slices : 4;
+        small_blocks = blocks(small.rows, TILE_WIDE_ROWS) * (unsigned)groups;
+        if (all > (int32_t)small_blocks) all -= (int32_t)small_blocks;
+        shared = all_shared[tile];
+    }
+    int32_t each = all / groups;
     if (each < 1) each = 1;
     if (each > units) each = units;
     int32_t dense = each * groups;
-    return cuda_launch(
-        m, m->batch->project[tile], (unsigned)dense + blocks(small.rows, 16), 1, 1, THREADS,
-        (size_t)SUMS << tile,
-        ARGS(&x->normed_bf, &x->normed, &w, &out, &ldo, &small, &small_out, &rows, &dense), err);
+    /* The kernels without tiles have no parts: one argument less. */
+    return launch(
+        m, k->project[tile], (unsigned)dense + small_blocks, 1, 1, THREADS, shared,
+        ARGS(&x->normed_bf, &x->normed, &w, &out, &ldo, &small, &small_out, &rows, &dense, &split),
+        err);
 }
 
 /* x.out[r] = w . x.mix_bf[r] */
 static int project_out(struct backend_model *m, int32_t rows, struct cuda_mat w, lily_err *err) {
     struct cuda_scratch *x = &m->x;
-    int32_t groups, tile = tile_of(rows, &groups);
+    int32_t groups, tile = tile_of(m, rows, &groups);
+    size_t shared = (size_t)(m->batch->tiles ? TILE_SUMS : SUMS) << tile;
     return launch(m, m->batch->out[tile], blocks(w.rows, 16) * (unsigned)groups, 1, 1, THREADS,
-                  (size_t)SUMS << tile, ARGS(&x->mix_bf, &w, &x->out, &rows), err);
+                  shared, ARGS(&x->mix_bf, &w, &x->out, &rows), err);
 }
 
 /* ---- mixers ---------------------------------------------------------------------------------- */
@@ -117,7 +158,7 @@ static int deltanet(struct backend_model *m, const struct cuda_step *step, int32
     CUdeviceptr bias = w->dt_bias, weight = w->gdn_norm;
     int rc = project(m, step->n, w->qkvz, x->wide, width, w->ba, x->scores, err);
     if (rc != LILY_OK) return rc;
-    return cuda_launch(
+    return launch(
         m, m->batch->mix, (unsigned)s->gdn_v_heads, (unsigned)step->n, 1, 256, 0,
         ARGS(&x->wide, &width, &taps, &x->scores, &rate, &bias, &weight, &slots, &kind, &x->mix_bf),
         err);
@@ -138,21 +179,51 @@ static int attention(struct backend_model *m, const struct cuda_step *step, int3
     if (parts > MOST_PARTS) parts = MOST_PARTS;
     int rc = project(m, step->n, w->qkv, x->wide, width, (struct cuda_mat){0}, 0, err);
     if (rc == LILY_OK) {
-        rc = cuda_launch(m, m->batch->attention_rows, n, 1, 1, 640, 0,
-                         ARGS(&x->wide, &width, &q_norm, &k_norm, &m->dw.inv_freq, &slots, &one,
-                              &kind, &x->queries),
-                         err);
+        rc = launch(m, m->batch->attention_rows, n, 1, 1, 640, 0,
+                    ARGS(&x->wide, &width, &q_norm, &k_norm, &m->dw.inv_freq, &slots, &one, &kind,
+                         &x->queries),
+                    err);
     }
     if (rc == LILY_OK) {
-        rc = cuda_launch(m, m->batch->attention_part, parts, (unsigned)s->kv_heads, n, 256, 0,
-                         ARGS(&x->queries, &slots, &kind, &x->partial), err);
+        rc = launch(m, m->batch->attention_part, parts, (unsigned)s->kv_heads, n, 256, 0,
+                    ARGS(&x->queries, &slots, &kind, &x->partial), err);
     }
     if (rc != LILY_OK) return rc;
-    return cuda_launch(m, m->batch->attention_join, (unsigned)s->q_heads, n, 1, 256, 0,
-                       ARGS(&x->partial, &x->wide, &width, &slots, &none, &x->mix_bf), err);
+    return launch(m, m->batch->attention_join, (unsigned)s->q_heads, n, 1, 256, 0,
+                  ARGS(&x->partial, &x->wide, &width, &slots, &none, &x->mix_bf), err);
 }
 
 /* ---- experts --------------------------------------------------------------------------------- */
+
+/* With tiles: residual stream, norm and router; choice and first halves; second halves; x.x and the
+ * norm with `weight` after it. The list of chosen experts lies where queries do between mixers. */
+static int tiled_experts(struct backend_model *m, int32_t rows, int32_t l, CUdeviceptr weight,
+                         lily_err *err) {
+    const struct cuda_batch *k = m->batch;
+    struct cuda_layer w = m->dw.layer[l];
+    struct cuda_scratch *x = &m->x;
+    unsigned groups = blocks(rows, COLUMNS), all = (unsigned)m->processors;
+    int rc = launch(m, k->gate, blocks(w.router.rows, TILE_BYTE_ROWS), groups, 1, THREADS, 0,
+                    ARGS(&x->x, &x->out, &w.post_norm, &w.router, &x->scores, &x->normed_bf, &rows),
+                    err);
+    if (rc == LILY_OK) {
+        rc = launch(m, k->up, all, 1, 1, THREADS, UP_SHARED,
+                    ARGS(&x->normed_bf, &x->scores, &rows, &w.gate, &w.shared_gate, &x->queries,
+                         &x->routing, &x->hidden),
+                    err);
+    }
+    if (rc == LILY_OK) {
+        rc = launch(
+            m, k->down, all, 1, 1, THREADS, DOWN_SHARED,
+            ARGS(&x->hidden, &x->queries, &rows, &w.down, &w.shared_down, &x->wide, &x->delta),
+            err);
+    }
+    if (rc != LILY_OK) return rc;
+    return launch(m, k->combine, (unsigned)rows, 1, 1, THREADS, 0,
+                  ARGS(&x->wide, &x->routing, &x->scores, &x->delta, &x->out, &x->x, &weight,
+                       &x->normed, &x->normed_bf),
+                  err);
+}
 
 /* Router and shared expert, choice, the chosen experts; x.x and the norm with `weight` after it. */
 static int experts(struct backend_model *m, int32_t rows, int32_t l, CUdeviceptr weight,
@@ -206,6 +277,7 @@ static int layer(struct backend_model *m, const struct cuda_step *step, int32_t 
     int rc = full ? attention(m, step, l, err) : deltanet(m, step, l, err);
     if (rc == LILY_OK) rc = project_out(m, step->n, full ? w->o : w->out, err);
     if (rc != LILY_OK) return rc;
+    if (m->batch->tiles) return tiled_experts(m, step->n, l, next, err);
     CUdeviceptr weight = w->post_norm;
     rc = launch(m, m->batch->norm, (unsigned)step->n, 1, 1, THREADS, 0,
                 ARGS(&x->out, &x->x, &weight, &x->normed, &x->normed_bf), err);
@@ -243,6 +315,20 @@ static bool lies(const struct backend_model *m, const struct cuda_mat *w, enum c
     return w->bits == 4 && w->layout == (int32_t)(m->capability == 90 ? tiled : CUDA_PLANAR);
 }
 
+/* The kernels for tiles want the small matrices as tiles too, and a shared expert that is one more
+ * expert. */
+static bool tiles_suit(const struct backend_model *m) {
+    const struct shape *s = model_shape(m);
+    bool fit = m->shared_limit >= MOST_SHARED && s->shared_width == s->expert_width &&
+               s->expert_width % 64 == 0 && s->expert_width <= 512 && s->hidden % 128 == 0;
+    for (int32_t l = 0; l < m->w->layers && fit; l++) {
+        const struct cuda_layer *w = &m->dw.layer[l];
+        fit = w->router.layout == CUDA_BYTE &&
+              (shape_is_attention(s, l) || lies(m, &w->ba, CUDA_WIDE));
+    }
+    return fit;
+}
+
 /* 4-bit codes but in what is multiplied exactly, and columns as the blocks share them: a power of
  * two of chunks up to 16, or for the output projections up to 32. */
 static bool suits(const struct backend_model *m) {
@@ -268,7 +354,7 @@ static bool suits(const struct backend_model *m) {
         }
         fit = fit && lies(m, &w->down, CUDA_DOWN) && lies(m, &w->shared_down, CUDA_DOWN);
     }
-    return fit;
+    return fit && (m->capability != 90 || tiles_suit(m));
 }
 
 static void close_batch(struct backend_model *m) {
@@ -282,9 +368,15 @@ static int open_batch(struct backend_model *m, bool *usable, lily_err *err) {
     struct cuda_batch *k = m->batch = calloc(1, sizeof *k);
     if (!k) return ERR_NOMEM(err, "CUDA kernels");
     int rc = LILY_OK;
+    k->tiles = m->capability == 90;
 #define FIND(field, file, kernel, shared)                                                          \
     if (rc == LILY_OK) rc = cuda_function(m->d, m->modules, file, kernel, shared, &k->field, err);
-    BATCH_MAP(FIND)
+    COMMON_MAP(FIND)
+    if (k->tiles) {
+        TILES_MAP(FIND)
+    } else {
+        PLANAR_MAP(FIND)
+    }
 #undef FIND
     if (rc != LILY_OK) close_batch(m);
     *usable = rc == LILY_OK;

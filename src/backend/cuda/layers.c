@@ -249,7 +249,7 @@ static int attend(struct backend_model *m, const struct cuda_run *run, int32_t k
         if (run->slots[i].pos + 1 > longest) longest = run->slots[i].pos + 1;
     }
     unsigned parts =
-        blocks(longest, 256); /* 256 positions a part at least, and 128 parts at most */
+        blocks(longest, 64); /* 64 positions a part at least, and 128 parts at most */
     if (parts > 128) parts = 128;
     int rc = launch(m, k->attention_part, parts, kv_heads, n, 256, 0,
                     ARGS(&x->queries, &slots, &kind, &x->partial), err);

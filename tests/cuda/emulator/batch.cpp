@@ -10,8 +10,18 @@
 
 #include "prefill_device.h"
 
+#include "backend/cuda/kernels/batch_experts.cuh"
+#include "backend/cuda/kernels/routing.cuh"
+
+namespace planar {
 #include "backend/cuda/kernels/portable_batch.cu"
+}
+namespace tiled {
+#include "backend/cuda/kernels/batch_tiles.cu"
+}
 #include "backend/cuda/kernels/portable_batch_mix.cu"
+using namespace planar;
+using namespace tiled;
 
 static int failures;
 
@@ -67,25 +77,26 @@ static cuda_mat random_mat(int rows, int cols, int bits) {
 /* The same as tiles (cuda_tiles_mat in pack.c): every value random where it lies. `doubled`: rows
  * that another matrix shares, see second_of. down: rows are those of several experts of H each. */
 static cuda_mat random_tiles(cuda_layout layout, int rows, int cols, bool slices, bool doubled) {
-    bool down = layout == CUDA_DOWN;
-    int bytes = down ? TILE_DOWN_BYTES : TILE_WIDE_BYTES, across = cols / (down ? 32 : 128);
-    int row_tiles = (rows << doubled) / (down ? 128 : 32);
+    bool down = layout == CUDA_DOWN, byte = layout == CUDA_BYTE;
+    int bytes = down ? TILE_DOWN_BYTES : byte ? TILE_BYTE_BYTES : TILE_WIDE_BYTES;
+    int across = cols / (down ? 32 : 128), height = down ? 128 : byte ? 16 : 32;
+    int row_tiles = ((rows << doubled) + height - 1) / height;
     uint8_t *at = take<uint8_t>((size_t)row_tiles * across * bytes);
     for (int t = 0; t < row_tiles * across; t++) {
         uint8_t *tile = at + (size_t)t * bytes;
         for (int i = 0; i < TILE_CODES; i++) tile[i] = (uint8_t)(int)(uniform() * 128 + 128);
         uint16_t *factors = (uint16_t *)(tile + TILE_CODES);
         for (int i = 0; i < (bytes - TILE_CODES) / 4; i++) {
-            double scale = (1.5 + uniform()) / 15;
-            factors[2 * i] = to_bf16((float)scale),
-                        factors[2 * i + 1] = to_bf16((float)(-scale * 7.5));
+            double span = byte ? 255 : 15, scale = (1.5 + uniform()) / span;
+            factors[2 * i] = to_bf16((float)scale);
+            factors[2 * i + 1] = to_bf16((float)(-scale * span / 2));
         }
     }
     cuda_mat m = {};
     int next_rows = slices ? bytes : bytes * across;
     int next = slices ? bytes * (down ? H / 128 : row_tiles) : bytes;
     m.codes = at, m.scales = (uint16_t *)(at + TILE_CODES), m.biases = m.scales + 1;
-    m.rows = rows, m.cols = cols, m.bits = 4, m.layout = layout;
+    m.rows = rows, m.cols = cols, m.bits = byte ? 8 : 4, m.layout = layout;
     m.row_tiles = next_rows, m.doubled = doubled;
     m.code_pair = down ? 4 * next : next, m.code_group = down ? 2 * next : 32;
     m.factor_pair = down ? 2 * next : next / 2, m.factor_group = down ? next : 4;
@@ -128,18 +139,29 @@ struct distance {
     double value() const { return sqrt(d / s); }
 };
 
-static const size_t SUMS = 2 * BATCH_WARPS * sizeof(batch_sums);
+static const size_t SUMS = 2 * BATCH_WARPS * sizeof(batch_sums), TILE_SUMS = SUMS / 2;
+template <int NT>
+static const size_t PRODUCT = product_shape<NT>::RING + product_shape<NT>::INPUTS +
+                              BATCH_WARPS *KEPT * sizeof(float);
 
 static void check_dense(int rows) {
     cuda_mat w = random_wide(352, H, false), small = random_wide(2 * V_HEADS, H, false);
-    cuda_mat deep_w = random_wide(64, V_DIM, true);
+    cuda_mat deep_w = random_wide(tiles ? H : 64, V_DIM, true);
     bf16 *a = random_rows((size_t)rows * H, 1), *wide = random_rows((size_t)rows * V_DIM, 1);
     float *exact = random_floats((size_t)rows * H, 1);
-    int ldo = w.rows + 8, tile = rows > 8, groups = (rows + (8 << tile) - 1) / (8 << tile);
-    int blocks = 3 * groups;
+    int ldo = w.rows + 8, tile = rows > 16 && tiles ? 2 : rows > 8;
+    int groups = (rows + (8 << tile) - 1) / (8 << tile), blocks = 3 * groups;
+    int smalls = 2 * groups; /* of 64 rows */
     float *out = take<float>((size_t)rows * ldo), *gates = take<float>((size_t)rows * small.rows);
     float *deep_out = take<float>((size_t)rows * deep_w.rows);
-    if (tile) {
+    if (tiles) {
+        auto project = tile == 2 ? tiles_project_32 : tile ? tiles_project_16 : tiles_project_8;
+        auto out_of = tile == 2 ? tiles_out_32 : tile ? tiles_out_16 : tiles_out_8;
+        size_t shared = tile == 2 ? PRODUCT<4> : tile ? PRODUCT<2> : PRODUCT<1>;
+        RUN(project, blocks + smalls, 1, 512, shared, a, exact, w, out, ldo, small, gates, rows,
+            blocks, rows == 9 ? 1 : 4);
+        RUN(out_of, H / 16 * groups, 1, 512, TILE_SUMS << tile, wide, deep_w, deep_out, rows);
+    } else if (tile) {
         RUN(batch_project_16, blocks + 4, 1, 512, 2 * SUMS, a, exact, w, out, ldo, small, gates,
             rows, blocks);
         RUN(batch_out_16, 4 * groups, 1, 512, 2 * SUMS, wide, deep_w, deep_out, rows);
@@ -158,7 +180,7 @@ static void check_dense(int rows) {
             precise.add(product(small, n, exact + (size_t)r * H, same),
                         gates[(size_t)r * small.rows + n]);
         }
-        for (int n = 0; n < deep_w.rows; n++) {
+        for (int n = r % 3; n < deep_w.rows; n += tiles ? 17 : 1) {
             deep_all.add(product(deep_w, n, wide + (size_t)r * V_DIM, widened),
                          deep_out[(size_t)r * deep_w.rows + n]);
         }
@@ -195,7 +217,8 @@ static void check_sort(const routed &x, int rows) {
 /* Router, choice and both halves of the experts; only the first `used` experts have weights, and so
  * the others' scores are made too small to be chosen. */
 static void check_experts(int rows, int used) {
-    cuda_mat router = random_mat(EXPERTS + 1, H, 8);
+    cuda_mat router = tiles ? random_tiles(CUDA_BYTE, EXPERTS + 1, H, false, false)
+                            : random_mat(EXPERTS + 1, H, 8);
     cuda_mat gate, up, sg, su, down = random_down(used * H, INNER), sd = random_down(H, SHARED);
     random_pair(used * INNER, H, gate, up);
     random_pair(SHARED, H, sg, su);
@@ -281,6 +304,128 @@ static void check_experts(int rows, int used) {
     release();
 }
 
+/* The same with the kernels for tiles. */
+static void check_tiled_experts(int rows, int used) {
+    cuda_mat router = random_tiles(CUDA_BYTE, EXPERTS + 1, H, false, false), gate, up, sg, su;
+    cuda_mat down = random_down(used * H, INNER), sd = random_down(H, SHARED);
+    random_pair(used * INNER, H, gate, up);
+    random_pair(SHARED, H, sg, su);
+    size_t n = (size_t)rows;
+    float *x = random_floats(n * H, 1), *add = random_floats(n * H, 1);
+    float *first_weight = random_floats(H, 1), *weight = random_floats(H, 1);
+    std::vector<float> before(x, x + n * H);
+    float *scores = take<float>(n * (EXPERTS + 1)), *weights = take<float>(n * TOP_K);
+    bf16 *a = take<bf16>(n * H), *hidden = take<bf16>(n * (TOP_K + 1) * INNER);
+    float *out = take<float>(n * TOP_K * H), *own = take<float>(n * H);
+    float *normed = take<float>(n * H);
+    bf16 *normed_bf = take<bf16>(n * H);
+    expert_list *list = take<expert_list>(1);
+    int groups = (rows + 7) / 8;
+    RUN(tiles_router, (EXPERTS + 1 + 15) / 16, groups, 512, 0, x, add, first_weight, router, scores,
+        a, rows);
+    distance d, first_norm;
+    std::vector<double> y(n * H);
+    for (int r = 0; r < rows; r++) {
+        double squares = 0;
+        for (int i = 0; i < H; i++) {
+            size_t at = (size_t)r * H + (size_t)i;
+            y[at] = (double)x[at] + add[at];
+            squares += y[at] * y[at];
+        }
+        for (int i = 0; i < H; i++) {
+            size_t at = (size_t)r * H + (size_t)i;
+            y[at] *= first_weight[i] / sqrt(squares / H + SHAPE_NORM_EPS);
+            first_norm.add(y[at], widened(a[at]));
+        }
+        for (int e = 0; e <= EXPERTS; e += e + 1 < used ? 1 : 7) {
+            d.add(product(router, e, &y[(size_t)r * H], [](double v) { return v; }),
+                  scores[(size_t)r * (EXPERTS + 1) + (size_t)e]);
+        }
+        for (int e = used; e < EXPERTS; e++) scores[(size_t)r * (EXPERTS + 1) + e] = -1e6f;
+    }
+    expect("norm before the router (rounded to bf16)", rows, first_norm.value(), 3e-3);
+    expect("router", rows, d.value(), 2e-5);
+    RUN(tiles_up, 5, 1, 512, UP_RING + WINDOW * SLICES * sizeof(staged_slice), a, scores, rows,
+        gate, sg, list, weights, hidden);
+    RUN(tiles_down, 7, 1, 512, DOWN_RING + WINDOW * DOWN_GROUPS * sizeof(staged_group), hidden,
+        list, rows, down, sd, out, own);
+    RUN(tiles_combine, rows, 1, 512, 0, out, weights, scores, own, add, x, weight, normed,
+        normed_bf);
+    /* The choice: the largest scores, each pair once in the list. */
+    std::vector<int> chosen(n * TOP_K, -1);
+    int bad = 0;
+    for (int e = 0; e < list->n; e++) {
+        int count = (int)(list->entry[e] >> 16), expert = (int)(list->entry[e] & 0xffff);
+        bad += count < 1 || count > 8;
+        for (int i = 0; i < count; i++) {
+            int pair = list->pairs[e][i];
+            if (expert == EXPERTS) {
+                bad += pair < rows * TOP_K || pair >= rows * (TOP_K + 1);
+            } else {
+                bad += pair >= rows * TOP_K || chosen[(size_t)pair]++ != -1;
+                if (pair < rows * TOP_K) chosen[(size_t)pair] = expert;
+            }
+        }
+    }
+    distance shares;
+    for (int r = 0; r < rows; r++) {
+        const float *of = scores + (size_t)r * (EXPERTS + 1);
+        std::vector<int> order(EXPERTS);
+        for (int e = 0; e < EXPERTS; e++) order[(size_t)e] = e;
+        std::stable_sort(order.begin(), order.end(), [&](int i, int j) { return of[i] > of[j]; });
+        double sum = 0;
+        for (int j = 0; j < TOP_K; j++) sum += exp((double)of[order[(size_t)j]] - of[order[0]]);
+        for (int j = 0; j < TOP_K; j++) {
+            bad += chosen[(size_t)(r * TOP_K + j)] != order[(size_t)j];
+            shares.add(exp((double)of[order[(size_t)j]] - of[order[0]]) / sum,
+                       weights[r * TOP_K + j]);
+        }
+    }
+    expect("choice of experts: mistakes", rows, bad, 0);
+    expect("their shares", rows, shares.value(), 1e-5);
+    distance first, second, sum, norms;
+    for (int pair = 0; pair < rows * (TOP_K + 1); pair++) {
+        bool shared = pair >= rows * TOP_K;
+        int e = shared ? 0 : chosen[(size_t)pair];
+        const bf16 *in = a + (size_t)(shared ? pair - rows * TOP_K : pair / TOP_K) * H;
+        const float *to = shared ? own + (size_t)(pair - rows * TOP_K) * H : out + (size_t)pair * H;
+        for (int i = pair % 5; i < INNER; i += 37) {
+            double g = product(shared ? sg : gate, (int64_t)e * INNER + i, in, widened);
+            double u = product(shared ? su : up, (int64_t)e * INNER + i, in, widened);
+            first.add(g / (1 + exp(-g)) * u, widened(hidden[(size_t)pair * INNER + (size_t)i]));
+        }
+        for (int i = pair % 7; i < H; i += 97) {
+            second.add(product(shared ? sd : down, (int64_t)e * H + i,
+                               hidden + (size_t)pair * INNER, widened),
+                       to[i]);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        double squares = 0,
+               share = 1 / (1 + exp(-(double)scores[(size_t)(r + 1) * (EXPERTS + 1) - 1]));
+        for (int i = 0; i < H; i++) {
+            size_t at = (size_t)r * H + (size_t)i;
+            double truth = (double)before[at] + add[at] + share * own[at];
+            for (int j = 0; j < TOP_K; j++) {
+                truth +=
+                    (double)weights[r * TOP_K + j] * out[(size_t)(r * TOP_K + j) * H + (size_t)i];
+            }
+            sum.add(truth, x[at]);
+            squares += truth * truth;
+        }
+        for (int i = 0; i < H; i++) {
+            size_t at = (size_t)r * H + (size_t)i;
+            norms.add((double)x[at] / sqrt(squares / H + SHAPE_NORM_EPS) * weight[i], normed[at]);
+            if (normed_bf[at] != to_bf16(normed[at])) norms.add(1, 2);
+        }
+    }
+    expect("experts, first half (rounded to bf16)", rows, first.value(), 3e-3);
+    expect("experts, second half", rows, second.value(), 1e-5);
+    expect("weighted sum", rows, sum.value(), 1e-6);
+    expect("norm", rows, norms.value(), 1e-6);
+    release();
+}
+
 /* Two slots of one layer, the second of two, against the rule in double. */
 static void check_mix(int rows) {
     int width = CONV_DIM + V_DIM, layer = 1;
@@ -357,8 +502,14 @@ int main() {
         tiles = layout == 1;
         printf(tiles ? "weights as tiles\n" : "planar weights\n");
         for (int rows : slots) check_dense(rows);
-        check_experts(3, 9);
-        check_experts(17, 12);
+        if (tiles) {
+            check_tiled_experts(3, 9);
+            check_tiled_experts(17, 12);
+            check_tiled_experts(40, 10);
+        } else {
+            check_experts(3, 9);
+            check_experts(17, 12);
+        }
     }
     check_mix(2);
     printf("%d failed\n", failures);

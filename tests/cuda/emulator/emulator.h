@@ -131,6 +131,21 @@ template <class T> T __shfl_up_sync(unsigned, T x, int step) {
     int lane = emulator::lane();
     return all[lane >= step ? lane - step : lane];
 }
+inline unsigned __reduce_max_sync(unsigned, unsigned x) {
+    auto all = emulator::exchange(x);
+    unsigned most = 0;
+    for (int i = 0; i < 32; i++) most = all[i] > most ? all[i] : most;
+    return most;
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned x) {
+    auto all = emulator::exchange(x);
+    unsigned least = ~0u;
+    for (int i = 0; i < 32; i++) least = all[i] < least ? all[i] : least;
+    return least;
+}
+inline void __syncwarp() {
+    emulator::exchange(0);
+}
 inline unsigned __ballot_sync(unsigned, bool x) {
     auto all = emulator::exchange((int)x);
     unsigned mask = 0;
@@ -146,6 +161,11 @@ inline int __syncthreads_or(int x) {
 inline int atomicAdd(int *at, int x) {
     int old = *at;
     *at += x;
+    return old;
+}
+inline unsigned atomicOr(unsigned *at, unsigned x) {
+    unsigned old = *at;
+    *at |= x;
     return old;
 }
 using std::isfinite;

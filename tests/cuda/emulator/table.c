@@ -12,4 +12,6 @@ extern const struct embedded cuda_embedded[];
 const struct embedded cuda_embedded[] = {FILE("attention"), FILE("deltanet"),  FILE("gemm"),
                                          FILE("matvec"),    FILE("moe"),       FILE("norm"),
                                          FILE("thin"),      FILE("sample"),    FILE("small"),
-                                         FILE("batch"),     FILE("batch_mix"), {NULL, NULL, NULL}};
+                                         FILE("batch"),     FILE("batch_mix"),
+                                         {"mini", "batch_tiles", "mini/batch_tiles"},
+                                         {NULL, NULL, NULL}};

@@ -23,6 +23,8 @@ KERNEL attention_rows(float *proj, int width, const float *q_norm, const float *
     enum { EACH = HEAD / 32, HALF = SHAPE_ROTARY_DIM / 2 };
     static_assert(HALF == 32, "a lane holds both halves of a rotary pair");
     int r = blockIdx.x, lane = threadIdx.x % 32;
+    let_next_begin();
+    wait_for_previous();
     row_place at = place_of(slots, rows_per_slot, r);
     float *row = proj + (int64_t)r * width, sine, cosine;
     sincosf((float)at.pos * inv_freq[lane], &sine, &cosine);
@@ -221,21 +223,44 @@ KERNEL __launch_bounds__(FLASH_THREADS)
  * a part holds depends on the position alone. */
 enum { PART_THREADS = 256, BLOCK = 64, MAX_PARTS = 128 };
 static_assert((int)PART_THREADS == (int)HEAD, "a thread a dimension");
+static_assert((int)PART_THREADS == 32 * (int)KV_GROUP, "a warp a query head");
 
 /* Positions of one part. */
 __device__ __forceinline__ int part_length(int positions) {
     int blocks = (positions + BLOCK - 1) / BLOCK;
-    int least = 4, each = (blocks + MAX_PARTS - 1) / MAX_PARTS;
-    return (each > least ? each : least) * BLOCK;
+    return (blocks + MAX_PARTS - 1) / MAX_PARTS * BLOCK;
+}
+
+/* The sums over the warp of eight values: in lanes 4 h to 4 h + 3 that of x[h]. */
+__device__ __forceinline__ float sum_of_heads(const float (&x)[KV_GROUP]) {
+    static_assert(KV_GROUP == 8, "halved three times");
+    int lane = threadIdx.x % 32;
+    float y[4], z[2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float mine = lane & 16 ? x[i + 4] : x[i], other = lane & 16 ? x[i] : x[i + 4];
+        y[i] = mine + __shfl_xor_sync(ALL_LANES, other, 16);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float mine = lane & 8 ? y[i + 2] : y[i], other = lane & 8 ? y[i] : y[i + 2];
+        z[i] = mine + __shfl_xor_sync(ALL_LANES, other, 8);
+    }
+    float sum = (lane & 4 ? z[1] : z[0]) + __shfl_xor_sync(ALL_LANES, lane & 4 ? z[0] : z[1], 4);
+    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+    return sum + __shfl_xor_sync(ALL_LANES, sum, 1);
 }
 
 /* partial [slot][KV_HEADS][MAX_PARTS][KV_GROUP][HEAD + 2]: weighted values, largest score, sum.
  * Grid: MAX_PARTS (or as many as the longest slot has) in x, key heads in y, slots in z. */
 KERNEL __launch_bounds__(PART_THREADS)
     attention_part(const float *queries, const cuda_slot *slots, int layer, float *partial) {
-    __shared__ float q[KV_GROUP][HEAD], score[KV_GROUP][BLOCK];
+    __shared__ __align__(16) float q[KV_GROUP][HEAD], score[KV_GROUP][BLOCK];
+    __shared__ float fade[KV_GROUP];
     int part = blockIdx.x, kv = blockIdx.y, slot = blockIdx.z, tid = threadIdx.x;
     int lane = tid % 32, warp = tid / 32;
+    let_next_begin();
+    wait_for_previous();
     const cuda_slot &s = slots[slot];
     int positions = s.pos + 1, length = part_length(positions);
     int first = part * length, end = min(first + length, positions);
@@ -248,82 +273,76 @@ KERNEL __launch_bounds__(PART_THREADS)
     }
     static_assert(HEAD == 256, "1 / sqrt(HEAD)");
     __syncthreads();
-    float out[KV_GROUP] = {}, top[KV_GROUP], total[KV_GROUP] = {};
-#pragma unroll
-    for (int h = 0; h < KV_GROUP; h++) top[h] = -INFINITY;
+    /* Warp h looks after query head h: its largest score, and the sum of its weights. */
+    float out[KV_GROUP] = {}, top = -INFINITY, total = 0;
     for (int from = first; from < end; from += BLOCK) {
         int n = min(BLOCK, end - from);
-#pragma unroll 2
-        for (int t0 = warp * 8; t0 < warp * 8 + 8; t0 += 4) { /* four rows on their way at once */
+#pragma unroll 1
+        for (int t0 = warp * 8; t0 < min(warp * 8 + 8, n); t0 += 4) { /* four on their way at once */
             uint4 packed[4];
+            float dot[4][KV_GROUP];
 #pragma unroll
             for (int u = 0; u < 4; u++) {
                 int t = min(t0 + u, n - 1);
                 packed[u] = __ldg((const uint4 *)(keys + (int64_t)(from + t) * HEAD) + lane);
             }
 #pragma unroll
+            for (int h = 0; h < KV_GROUP; h++) {
+                const float4 *row = (const float4 *)&q[h][lane * 8];
+                float4 a = row[0], b = row[1];
+#pragma unroll
+                for (int u = 0; u < 4; u++) {
+                    const uint4 &k = packed[u];
+                    float sum = a.x * __uint_as_float(k.x << 16);
+                    sum = fmaf(a.y, __uint_as_float(k.x & 0xffff0000u), sum);
+                    sum = fmaf(a.z, __uint_as_float(k.y << 16), sum);
+                    sum = fmaf(a.w, __uint_as_float(k.y & 0xffff0000u), sum);
+                    sum = fmaf(b.x, __uint_as_float(k.z << 16), sum);
+                    sum = fmaf(b.y, __uint_as_float(k.z & 0xffff0000u), sum);
+                    sum = fmaf(b.z, __uint_as_float(k.w << 16), sum);
+                    dot[u][h] = fmaf(b.w, __uint_as_float(k.w & 0xffff0000u), sum);
+                }
+            }
+#pragma unroll
             for (int u = 0; u < 4; u++) {
-                const uint32_t w[4] = {packed[u].x, packed[u].y, packed[u].z, packed[u].w};
-                float k[8];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    k[2 * i] = __uint_as_float(w[i] << 16);
-                    k[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
-                }
-#pragma unroll
-                for (int h = 0; h < KV_GROUP; h++) {
-                    const float4 *row = (const float4 *)&q[h][lane * 8];
-                    float4 a = row[0], b = row[1];
-                    float dot = a.x * k[0];
-                    dot = fmaf(a.y, k[1], dot), dot = fmaf(a.z, k[2], dot);
-                    dot = fmaf(a.w, k[3], dot), dot = fmaf(b.x, k[4], dot);
-                    dot = fmaf(b.y, k[5], dot), dot = fmaf(b.z, k[6], dot);
-                    dot = warp_sum(fmaf(b.w, k[7], dot));
-                    if (lane == 0) score[h][t0 + u] = t0 + u < n ? dot : -INFINITY;
-                }
+                float sum = sum_of_heads(dot[u]);
+                if (lane % 4 == 0) score[lane / 4][t0 + u] = sum;
             }
         }
         __syncthreads();
-        float fade[KV_GROUP];
+        float x = lane < n ? score[warp][lane] : -INFINITY;
+        float y = lane + 32 < n ? score[warp][lane + 32] : -INFINITY, most = fmaxf(x, y);
 #pragma unroll
-        for (int h = 0; h < KV_GROUP; h++) {
-            float most = top[h];
-            float own = fmaxf(score[h][lane], score[h][lane + 32]);
-#pragma unroll
-            for (int step = 16; step; step /= 2) {
-                own = fmaxf(own, __shfl_xor_sync(ALL_LANES, own, step));
-            }
-            most = fmaxf(most, own);
-            fade[h] = expf(top[h] - most);
-            top[h] = most;
+        for (int step = 16; step; step /= 2) {
+            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, step));
         }
-        __syncthreads(); /* scores become weights, once for all threads */
-        for (int i = tid; i < KV_GROUP * BLOCK; i += PART_THREADS) {
-            int h = i / BLOCK, t = i % BLOCK;
-            float most = 0;
-#pragma unroll
-            for (int g = 0; g < KV_GROUP; g++) most = g == h ? top[g] : most;
-            score[h][t] = expf(score[h][t] - most);
-        }
+        most = fmaxf(top, most);
+        x = expf(x - most), y = expf(y - most);
+        float faded = expf(top - most);
+        total = fmaf(total, faded, warp_sum(x + y));
+        top = most;
+        score[warp][lane] = x, score[warp][lane + 32] = y;
+        if (lane == 0) fade[warp] = faded;
         __syncthreads();
 #pragma unroll
-        for (int h = 0; h < KV_GROUP; h++) {
-            out[h] *= fade[h];
-            total[h] *= fade[h];
-        }
+        for (int h = 0; h < KV_GROUP; h++) out[h] *= fade[h];
+#pragma unroll 1
         for (int t0 = 0; t0 < n; t0 += 16) {
             float v[16];
 #pragma unroll
             for (int u = 0; u < 16; u++) {
-                int t = min(t0 + u, n - 1);
+                int t = min(t0 + u, n - 1); /* of no weight where there is none */
                 v[u] = bf16_float(__ldg(values + (int64_t)(from + t) * HEAD + tid));
             }
 #pragma unroll
-            for (int u = 0; u < 16; u++) {
+            for (int u = 0; u < 16; u += 4) {
 #pragma unroll
                 for (int h = 0; h < KV_GROUP; h++) {
-                    out[h] = fmaf(score[h][t0 + u], v[u], out[h]);
-                    total[h] += score[h][t0 + u];
+                    float4 weight = *(const float4 *)&score[h][t0 + u];
+                    out[h] = fmaf(weight.x, v[u], out[h]);
+                    out[h] = fmaf(weight.y, v[u + 1], out[h]);
+                    out[h] = fmaf(weight.z, v[u + 2], out[h]);
+                    out[h] = fmaf(weight.w, v[u + 3], out[h]);
                 }
             }
         }
@@ -334,10 +353,10 @@ KERNEL __launch_bounds__(PART_THREADS)
 #pragma unroll
     for (int h = 0; h < KV_GROUP; h++) {
         to[h * (HEAD + 2) + tid] = out[h];
-        if (tid == 0) {
-            to[h * (HEAD + 2) + HEAD] = top[h];
-            to[h * (HEAD + 2) + HEAD + 1] = total[h];
-        }
+    }
+    if (lane == 0) {
+        to[warp * (HEAD + 2) + HEAD] = top;
+        to[warp * (HEAD + 2) + HEAD + 1] = total;
     }
 }
 
@@ -347,6 +366,8 @@ KERNEL __launch_bounds__(PART_THREADS)
     attention_join(const float *partial, const float *proj, int width, const cuda_slot *slots,
                    float *mix, bf16 *mix_bf) {
     int h = blockIdx.x, slot = blockIdx.y, d = threadIdx.x;
+    let_next_begin();
+    wait_for_previous();
     int positions = slots[slot].pos + 1, length = part_length(positions);
     int parts = (positions + length - 1) / length;
     int64_t stride = KV_GROUP * (HEAD + 2);
