@@ -180,6 +180,8 @@ static Model make_model(int n_layers) {
     CHECK(cudaMemset(x.proj, 0, (size_t)std::max(GDN_TILES, ATTN_TILES) * 32 * 8));
     CHECK(cudaMemset(x.scores, 0, (EXPERTS + 1) * 8));
     CHECK(cudaMemset(x.shared, 0, SHAPE_SHARED_WIDTH * 8));
+    CHECK(cudaMalloc(&x.inner, TOP_K * SHAPE_EXPERT_WIDTH * 8));
+    CHECK(cudaMemset(x.inner, 0, TOP_K * SHAPE_EXPERT_WIDTH * 8));
     CHECK(cudaMemset(x.best, 0, 8));
     CHECK(cudaMemset(x.counter, 0, 256));
     CHECK(cudaMalloc(&m.a.logits, (size_t)SHAPE_VOCAB * 4));
@@ -563,9 +565,8 @@ static void check(Model &m, int n_layers, int pos, int capacity) {
     std::vector<float> h;
     for (int i = 0; i < H; i++) {
         long long sum = 0;
-        for (int copy = 0; copy < 2 * COPIES; copy++) {
-            sum += fixed[(size_t)(copy / COPIES * SUM + residual_at(i, copy % COPIES))] >>
-                   DECODE_COUNT_BITS;
+        for (int of = 0; of < 2; of++) {
+            sum += fixed[(size_t)(of * SUM + residual_at(i))] >> DECODE_COUNT_BITS;
         }
         h.push_back((float)sum / ONE);
     }

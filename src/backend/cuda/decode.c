@@ -28,11 +28,12 @@ static size_t place(const struct backend_model *m, CUdeviceptr base, struct deco
     int32_t attention = 2 * s->q_dim + 2 * s->kv_dim;
     struct decode_scratch *x = &a->x;
     size_t word = sizeof(struct decode_word);
-    x->h = room(base, &used, 8 * (size_t)s->hidden * sizeof(int64_t));
+    x->h = room(base, &used, 4 * (size_t)s->hidden * sizeof(int64_t));
     x->kept = room(base, &used, blocks * DECODE_KEPT * f);
     x->proj = room(base, &used, (size_t)(gdn > attention ? gdn : attention) * word);
     x->scores = room(base, &used, ((size_t)s->experts + 1) * word);
     x->shared = room(base, &used, (size_t)s->shared_width * word);
+    x->inner = room(base, &used, (size_t)s->top_k * (size_t)s->expert_width * word);
     x->parts = room(base, &used, blocks * 8 * head * f);
     x->parts_ml = room(base, &used, blocks * 8 * 2 * f);
     x->best = room(base, &used, sizeof(uint64_t));

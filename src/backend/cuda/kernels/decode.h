@@ -34,12 +34,13 @@ struct decode_word {
 /* Scratch between stages; all of it in device memory, alive during one step. */
 struct decode_scratch {
     DEV(long long)
-    h;               /* [2][2][2 * H] sums that make the residual stream, see residual_at: of steps
+    h;               /* [2][2][H] sums that make the residual stream, see residual_at: of steps
                         in turn; of mixers, of experts. Those of the next step are 0 */
     DEV(float) kept; /* [blocks][DECODE_KEPT] see Worker::kept */
     DEV(struct decode_word) proj;   /* [widest projection] */
     DEV(struct decode_word) scores; /* [E + 1] router's, then the shared gate's */
     DEV(struct decode_word) shared; /* [shared_width] inner activations of the shared expert */
+    DEV(struct decode_word) inner;  /* [top_k][expert_width] of the chosen ones, weighted */
     DEV(float) parts;               /* [blocks][8][head_dim] partial attention */
     DEV(float) parts_ml;            /* [q_heads][blocks / kv_heads][2] maximum and sum of each */
     DEV(unsigned long long) best;   /* largest logit and its row; 0 between steps */

@@ -243,15 +243,14 @@ __device__ __forceinline__ float from_fixed(long long sum, unsigned contribution
     return __ll2float_rn((sum - (long long)contributions) >> DECODE_COUNT_BITS) * (1 / ONE);
 }
 
-/* Many additions to one address wait for each other, so there are COPIES of the sum. A slice of 128
- * values has its copies side by side. Within one, values 4 l and 4 l + 1 of all l come first, then
- * the other two: a lane that reads four of them reads 16 bytes beside its neighbour's each time. */
-constexpr int COPIES = 2;
-__host__ __device__ __forceinline__ int residual_at(int row, int copy) {
+/* Within a slice of 128 values, values 4 l and 4 l + 1 of all l come first, then the other two: a
+ * lane that reads four of them reads 16 bytes beside its neighbour's each time. */
+__host__ __device__ __forceinline__ int residual_at(int row) {
     int e = row % 128;
-    return (row / 128 * COPIES + copy) * 128 + (e >> 1 & 1) * 64 + e / 4 * 2 + (e & 1);
+    return row / 128 * 128 + (e >> 1 & 1) * 64 + e / 4 * 2 + (e & 1);
 }
-constexpr int SUM = COPIES * H; /* integers of a sum */
+constexpr int SUM = H;                   /* integers of a sum */
+constexpr int PART_ROWS = H / OUT_PARTS; /* of the output projection in one block */
 
 __device__ __forceinline__ void residual_add(long long *h, float x, unsigned *bad) {
     if (!(fabsf(x) < LARGEST)) {

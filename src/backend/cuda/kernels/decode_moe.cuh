@@ -1,5 +1,6 @@
-/* The second half of the experts: a block multiplies 32 inner activations with their columns of
- * down, and the results join the residual stream. */
+/* The second half of the experts. The blocks of a chosen expert hand each other their inner
+ * activations, so that each has whole rows of down and eight additions a row suffice. When each
+ * multiplied its own activations alone, there were 132, which wait for each other. */
 #ifndef LILY_CUDA_DECODE_MOE_CUH
 #define LILY_CUDA_DECODE_MOE_CUH
 
@@ -7,30 +8,64 @@
 
 namespace decode {
 
-/* n slices of inner[32] each, all in this block; the sums over them are added once. */
-__device__ __forceinline__ void multiply_down(Worker &w, const float *inner, int n) {
+constexpr int DOWN_PARTS = 2 * SLICES * 128; /* offset in work, behind what the first half uses */
+static_assert(EXPERT_JOBS == DOWN_TILES && EXPERT_JOBS <= WARPS, "a block's share, a warp's slice");
+static_assert(DOWN_PARTS + EXPERT_JOBS * 512 <= WORK, "beside");
+
+/* Rows [128 j, 128 j + 128) of a chosen expert, j of its blocks. Each of them has made 32 of the
+ * inner activations, one for each lane; a warp takes one block's. */
+__device__ __forceinline__ void multiply_down(Worker &w, int layer) {
+    const int expert = (int)blockIdx.x / EXPERT_JOBS, job = (int)blockIdx.x % EXPERT_JOBS;
+    float *parts = reinterpret_cast<float *>(w.s.work + DOWN_PARTS);
+    if (w.warp < EXPERT_JOBS) {
+        const decode_word *from = w.a.x.inner + (expert * EXPERT_JOBS + w.warp) * INNER;
+        float inner = take_word(from + w.lane, w.tag(layer));
+        Narrow x;
+        make_narrow(inner, reinterpret_cast<unsigned char *>(&w.scratch()), x);
+        const unsigned char *tile =
+            w.chunk(w.warp / DOWN_PER_SLOT) + w.warp % DOWN_PER_SLOT * TILE_DOWN_BYTES;
+        w.mark(5);
+#pragma unroll
+        for (int set = 0; set < 4; set++) {
+            parts[w.warp * 128 + set * 32 + w.lane] = down_set(tile, set, x);
+        }
+    }
+    w.leave(DOWN_CHUNKS);
+    sync_consumers();
+    if (w.tid >= 128) return;
+    float y[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < EXPERT_JOBS; i++) y[i & 3] += parts[i * 128 + w.tid];
+    residual_add(w.sum(true) + residual_at(job * 128 + w.tid), (y[0] + y[1]) + (y[2] + y[3]),
+                 w.a.x.counter + 2);
+}
+
+/* All rows of some slices of the shared expert, or of none; every such block adds, for the count.
+ */
+__device__ __forceinline__ void multiply_shared(Worker &w, int layer) {
+    const Share share = w.s.shared_slices;
+    const decode_word *from = w.a.x.shared + share.first * INNER;
     float y[4] = {0, 0, 0, 0};
 #pragma unroll 1
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < share.n; i++) {
         if (i) sync_consumers(); /* see Worker::leave_from */
         if (w.warp < DOWN_TILES) {
+            float gate = take_word(w.a.x.scores + EXPERTS, w.tag(layer));
+            float inner = take_word(from + i * INNER + w.lane, w.tag(layer)) * sigmoid(gate);
             Narrow x;
-            make_narrow(inner[i * INNER + w.lane], reinterpret_cast<unsigned char *>(&w.scratch()),
-                        x);
+            make_narrow(inner, reinterpret_cast<unsigned char *>(&w.scratch()), x);
             const unsigned char *tile =
                 w.chunk(w.warp / DOWN_PER_SLOT) + w.warp % DOWN_PER_SLOT * TILE_DOWN_BYTES;
-            if (i == 0) w.mark(5);
 #pragma unroll
             for (int set = 0; set < 4; set++) y[set] += down_set(tile, set, x);
         }
         w.leave(DOWN_CHUNKS);
     }
-    if (w.warp < DOWN_TILES) { /* every block, for the count */
+    if (w.warp < DOWN_TILES) {
 #pragma unroll
         for (int set = 0; set < 4; set++) {
             int row = w.warp * 128 + set * 32 + w.lane;
-            residual_add(w.sum(true) + residual_at(row, blockIdx.x % COPIES), y[set],
-                         w.a.x.counter + 2);
+            residual_add(w.sum(true) + residual_at(row), y[set], w.a.x.counter + 2);
         }
     }
 }

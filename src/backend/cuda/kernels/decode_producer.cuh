@@ -142,11 +142,12 @@ __device__ __forceinline__ void choose(const decode_word *scores, uint32_t tag, 
 static_assert(EXPERTS % 32 == 0 && EXPERTS <= 256, "as many for each lane, a byte for the number");
 
 /* A piece of the stream: n chunks of at most `chunk` bytes, each from one place or, for a context,
- * as many bytes from a second one. */
+ * as many bytes from a second one, or, with a stride, down tiles so far apart. */
 struct Piece {
     const uint8_t *from, *second;
     unsigned bytes, chunk;
     int n;
+    unsigned stride;
 };
 
 __device__ __forceinline__ void issue(Producer &p, const Piece &piece) {
@@ -161,6 +162,24 @@ __device__ __forceinline__ void issue(Producer &p, const Piece &piece) {
     }
 }
 
+/* The same with a stride, by the whole warp: a lane copies a tile. */
+__device__ __forceinline__ void issue_tiles(Producer &p, const Piece &piece) {
+    const int lane = threadIdx.x & 31;
+    const uint8_t *from = piece.from + (unsigned)lane * piece.stride;
+#pragma unroll 1
+    for (unsigned at = 0; at < piece.bytes;
+         at += piece.chunk, from += DOWN_PER_SLOT * piece.stride) {
+        unsigned bytes = min(piece.chunk, piece.bytes - at);
+        if (lane == 0) p.begin(bytes);
+        int slot = __shfl_sync(~0u, p.run.slot, 0);
+        if (lane < (int)(bytes / TILE_DOWN_BYTES)) {
+            bulk_copy(p.s.ring + slot * SLOT + lane * TILE_DOWN_BYTES, from, TILE_DOWN_BYTES,
+                      &p.s.full[slot]);
+        }
+        if (lane == 0) p.end();
+    }
+}
+
 /* The parts of a layer's stream, in order. */
 enum Part { REST, MIXER, OUT, ROUTER, NEXT, FIRST_HALF, SECOND_HALF, PARTS };
 
@@ -170,8 +189,11 @@ __device__ __forceinline__ Piece context_piece(const Shared &s, int layer) {
     size_t row = ((size_t)kind_index(layer) * KV_HEADS + c.kv) * (size_t)s.slot.capacity + c.first;
     unsigned old = (unsigned)min(c.mine, c.n - 1 - c.first);
     return {reinterpret_cast<const uint8_t *>(s.slot.keys + row * HEAD),
-            reinterpret_cast<const uint8_t *>(s.slot.values + row * HEAD), old * HEAD * 2, KV_CHUNK,
-            chunks(c.mine, KV_TOKENS)};
+            reinterpret_cast<const uint8_t *>(s.slot.values + row * HEAD),
+            old * HEAD * 2,
+            KV_CHUNK,
+            chunks(c.mine, KV_TOKENS),
+            0};
 }
 
 /* Part of layer `layer`; kind: 0 DeltaNet, 1 attention, 2 head, of this layer and the next. */
@@ -181,7 +203,7 @@ __device__ __forceinline__ Piece piece_of(const Shared &s, Part part, int layer,
     constexpr unsigned IN = 2 * SLICES * TILE_WIDE_BYTES;
     const decode_layer &w = s.layers[1][0];
     const int b = blockIdx.x;
-    Piece p = {nullptr, nullptr, 0, SLOT, -1};
+    Piece p = {nullptr, nullptr, 0, SLOT, -1, 0};
     if (part == REST || part == NEXT) {
         int of = part == REST ? kind : next;
         Share share = s.project[of];
@@ -217,8 +239,13 @@ __device__ __forceinline__ Piece piece_of(const Shared &s, Part part, int layer,
             p.from = w.gate_up + job * IN;
             p.bytes = routed ? IN : 0;
         } else {
-            p.from = routed ? w.down + job * DOWN_SLICE
-                            : w.shared_out + (size_t)(slices.first + slice) * DOWN_SLICE;
+            if (routed) { /* of every slice the block's 128 rows */
+                p.from = w.down + (job - (size_t)(b % EXPERT_JOBS)) * DOWN_SLICE +
+                         b % EXPERT_JOBS * TILE_DOWN_BYTES;
+                p.stride = DOWN_SLICE;
+            } else {
+                p.from = w.shared_out + (size_t)(slices.first + slice) * DOWN_SLICE;
+            }
             p.bytes = routed || slice < slices.n ? DOWN_SLICE : 0;
             p.chunk = DOWN_PER_SLOT * TILE_DOWN_BYTES;
         }
@@ -280,7 +307,11 @@ __device__ __forceinline__ void produce(const decode_args &a, Shared &s) {
         }
         p.eager = part >= FIRST_HALF || kind == 2;
         Piece piece = piece_of(s, (Part)part, layer, kind, next, next_tiles, routed, slice);
-        if (leads) issue(p, piece);
+        if (piece.stride) {
+            issue_tiles(p, piece);
+        } else if (leads) {
+            issue(p, piece);
+        }
         if (part == SECOND_HALF) mark(11);
         __syncwarp();
         if (part == REST && kind == 2) break;

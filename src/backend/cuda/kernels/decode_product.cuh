@@ -42,23 +42,22 @@ __device__ __forceinline__ void embed(const Worker &w, int slice, float (&x)[4])
     for (int i = 0; i < 4; i++) x[i] = fmaf(scale, (float)(codes >> (4 * i) & 15), bias);
 }
 
-/* How many contributions a copy of a sum has after so many layers. To a row of the experts' sum
+/* How many contributions a sum has after so many layers. To a row of the experts' sum
  * adds every block, to one of the mixers' every block with that quarter of the rows, and one the
  * embedding. */
-__device__ __forceinline__ unsigned contributions(bool experts, int copy, int quarter, int layers) {
-    unsigned blocks =
-        experts ? gridDim.x : (gridDim.x + OUT_PARTS - 1 - (unsigned)quarter) / OUT_PARTS;
-    blocks = (blocks + COPIES - 1 - (unsigned)copy) / COPIES;
-    return (unsigned)layers * blocks + (!experts && copy == 0);
+__device__ __forceinline__ unsigned contributions(bool experts, int quarter, int layers) {
+    unsigned blocks = experts ? TOP_K + gridDim.x - ROUTED_JOBS
+                              : (gridDim.x + OUT_PARTS - 1 - (unsigned)quarter) / OUT_PARTS;
+    return (unsigned)layers * blocks + !experts;
 }
 
 /* Waits until the last row of the warp's slice is complete, as a cheap sign that it pays to read
  * all of it. */
 __device__ __forceinline__ void await_sum(const Worker &w, bool experts, int layers) {
-    const int row = w.warp % SLICES * 128 + 127, copy = w.lane % COPIES;
-    const long long *from = w.sum(experts) + residual_at(row, copy);
-    const unsigned all = contributions(experts, copy, row / (H / OUT_PARTS), layers);
-    if (w.lane < COPIES) {
+    const int row = w.warp % SLICES * 128 + 127;
+    const long long *from = w.sum(experts) + residual_at(row);
+    const unsigned all = contributions(experts, row / PART_ROWS, layers);
+    if (w.lane == 0) {
 #pragma unroll 1
         for (unsigned spin = 0;; spin++) {
             long long x;
@@ -72,35 +71,27 @@ __device__ __forceinline__ void await_sum(const Worker &w, bool experts, int lay
 
 /* Four values of a sum, once all contributions of so many layers are in. */
 __device__ __forceinline__ void take_sum(const Worker &w, bool experts, int layers, float (&h)[4]) {
-    static_assert(COPIES == 2, "side by side");
-    const int slice = w.warp % SLICES, quarter = (slice * 128 + 4 * w.lane) / (H / OUT_PARTS);
-    const unsigned first = contributions(experts, 0, quarter, layers);
-    const unsigned second = contributions(experts, 1, quarter, layers);
-    const long long *from = w.sum(experts) + slice * (128 * COPIES) + 2 * w.lane;
-    longlong2 p[2], q[2];
+    const int row = w.warp % SLICES * 128 + 4 * w.lane;
+    const unsigned all = contributions(experts, row / PART_ROWS, layers);
+    const long long *from = w.sum(experts) + residual_at(row);
+    longlong2 x[2];
 #pragma unroll 1
     for (unsigned spin = 0;; spin++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            longlong2 &x = i % 2 ? q[i / 2] : p[i / 2];
+        for (int i = 0; i < 2; i++) {
             asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                         : "=l"(x.x), "=l"(x.y)
+                         : "=l"(x[i].x), "=l"(x[i].y)
                          : "l"(from + 64 * i)
                          : "memory");
         }
-        unsigned early = 0;
-        early |= ((unsigned)p[0].x ^ first) | ((unsigned)p[0].y ^ first);
-        early |= ((unsigned)q[0].x ^ first) | ((unsigned)q[0].y ^ first);
-        early |= ((unsigned)p[1].x ^ second) | ((unsigned)p[1].y ^ second);
-        early |= ((unsigned)q[1].x ^ second) | ((unsigned)q[1].y ^ second);
+        unsigned early = (((unsigned)x[0].x ^ all) | ((unsigned)x[0].y ^ all)) |
+                         (((unsigned)x[1].x ^ all) | ((unsigned)x[1].y ^ all));
         if ((early & COUNTED) == 0) break;
         if (spin == SPIN_LIMIT) __trap();
     }
     __syncwarp();
-    h[0] = from_fixed(p[0].x + p[1].x, first + second);
-    h[1] = from_fixed(p[0].y + p[1].y, first + second);
-    h[2] = from_fixed(q[0].x + q[1].x, first + second);
-    h[3] = from_fixed(q[0].y + q[1].y, first + second);
+    h[0] = from_fixed(x[0].x, all), h[1] = from_fixed(x[0].y, all);
+    h[2] = from_fixed(x[1].x, all), h[3] = from_fixed(x[1].y, all);
 }
 
 /* The residual stream, its sum of squares and, times the norm's weight, the warp's slice. The
@@ -124,7 +115,7 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, cons
         if (blockIdx.x == 0 && w.warp < SLICES) { /* the residual stream begins */
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                residual_add(w.sum(false) + residual_at(slice * 128 + 4 * w.lane + i, 0), h[i],
+                residual_add(w.sum(false) + residual_at(slice * 128 + 4 * w.lane + i), h[i],
                              w.a.x.counter + 2);
             }
         }
@@ -224,21 +215,19 @@ __device__ __forceinline__ void end_step(Worker &w) {
 struct Product {
     int tiles;      /* of this block; tile i is slice i % SLICES of row tile i / SLICES */
     int tile_bytes; /* wide or byte tiles */
-    bool out;       /* rows join the residual stream at once */
     int row;        /* first row */
 };
 
 __device__ __forceinline__ Product product_of(const Worker &w, Kind kind, bool attention,
                                               bool last) {
     int b = blockIdx.x;
-    Product p = {0, TILE_WIDE_BYTES, false, 0};
+    Product p = {0, TILE_WIDE_BYTES, 0};
     if (kind == PROJECT || kind == LOGITS) {
         Share share = w.s.project[last ? 2 : attention];
         p.tiles = share.n * SLICES;
         p.row = share.first * 32;
     } else if (kind == MIX) {
         p.tiles = has_out(attention) ? OUT_TILES : 0;
-        p.out = true;
         p.row = b % OUT_PARTS * (OUT_TILES * 32);
     } else if (kind == ROUTE) {
         p.tiles = b < SHARED_TILES + ROUTER_TILES ? SLICES : 0;
@@ -248,12 +237,6 @@ __device__ __forceinline__ Product product_of(const Worker &w, Kind kind, bool a
     }
     return p;
 }
-
-/* Inner activations for the second half of the experts, beside one round. */
-__device__ __forceinline__ float *inner_of(Worker &w) {
-    return w.work() + ROUND_TILES * 32;
-}
-static_assert(ROUND_TILES * 128 + SHAPE_SHARED_WIDTH * 4 <= WORK, "fits");
 
 /* A finished row of a round, in one thread; row: of the round, or of the whole product. */
 __device__ __forceinline__ void use_row(Worker &w, Kind kind, int layer, int rows, int r, int row,
@@ -267,66 +250,57 @@ __device__ __forceinline__ void use_row(Worker &w, Kind kind, int layer, int row
         if ((r & 2) == 0 && score <= EXPERTS) give_word(w.a.x.scores + score, y, w.tag(layer));
     } else { /* gate and up of one unit are neighbours */
         float up = __shfl_down_sync(~0u, y, 1), inner = silu(y) * up;
-        if (r % 2) return;
-        if (kind == ROUTE) {
-            give_word(w.a.x.shared + 16 * blockIdx.x + r / 2, inner, w.tag(layer));
-        } else {
-            inner_of(w)[r / 2] = inner * w.s.route_weight;
-        }
+        decode_word *to =
+            kind == ROUTE ? w.a.x.shared + 16 * blockIdx.x : w.a.x.inner + INNER * blockIdx.x;
+        if (kind == MOE) inner *= w.s.route_weight;
+        if (r % 2 == 0) give_word(to + r / 2, inner, w.tag(layer));
     }
 }
 
 /* Row of the output projection into the mixers' sum. */
 __device__ __forceinline__ void add_row(Worker &w, int row, float y) {
-    int copy = (int)blockIdx.x / OUT_PARTS % COPIES;
-    residual_add(w.sum(false) + residual_at(row, copy), y, w.a.x.counter + 2);
+    residual_add(w.sum(false) + residual_at(row), y, w.a.x.counter + 2);
 }
-static_assert(H / OUT_PARTS <= THREADS, "one row a thread");
+static_assert(PART_ROWS <= THREADS, "one row a thread");
 
-/* The shared expert's inner activations for this block, times its gate. */
-__device__ __forceinline__ void take_inner(Worker &w, int layer, int n) {
-    const decode_word *from = w.a.x.shared + w.s.shared_slices.first * INNER;
-#pragma unroll 1
-    for (int i = w.tid; i < n * INNER; i += THREADS) {
-        float gate = take_word(w.a.x.scores + EXPERTS, w.tag(layer));
-        inner_of(w)[i] = take_word(from + i, w.tag(layer)) * sigmoid(gate);
+/* The warp's tile of the output projection. */
+__device__ __forceinline__ void multiply_out(Worker &w, const Product &p, const Slice &x) {
+    if (p.tiles == 0) return;
+    if (w.warp < p.tiles) {
+        const unsigned char *chunk = w.chunk(w.warp / SLOT_TILES);
+        w.mark(2);
+        float y = wide_tile(chunk + w.warp % SLOT_TILES * TILE_WIDE_BYTES, x);
+        add_row(w, p.row + w.warp * 32 + w.lane, y);
     }
+    w.leave(chunks(p.tiles, SLOT_TILES));
 }
 
+/* Each warp multiplies every 16th tile, so that its slice stays the same. */
 __device__ __forceinline__ void multiply(Worker &w, Kind kind, int layer, const Product &p,
                                          int rows, const Slice &x) {
+    const int offset = w.warp % SLOT_TILES * p.tile_bytes;
 #pragma unroll 1
     for (int round = 0, buffer = 0; round < p.tiles; round += ROUND_TILES, buffer ^= 1) {
         float *parts = w.work() + buffer * (ROUND_TILES * 32);
-        int end = min(ROUND_TILES, p.tiles - round), base = 0;
+        const int end = min(ROUND_TILES, p.tiles - round);
+        int slot = step_slot(w.run, w.run.slot, w.warp / SLOT_TILES);
+        float *to = parts + w.warp * 32 + w.lane;
 #pragma unroll 1
-        for (int first = 0; first < end; first += WARPS) {
-            int tile = first + w.warp;
-            if (tile < end) {
-                const unsigned char *at =
-                    w.chunk(base + w.warp / SLOT_TILES) + w.warp % SLOT_TILES * p.tile_bytes;
-                if (first == 0) w.mark(2);
-                float y;
-                if (p.tile_bytes == TILE_BYTE_BYTES) {
-                    y = byte_tile(at, x);
-                } else {
-                    y = wide_tile(at, x);
-                }
-                if (p.out) {
-                    add_row(w, p.row + tile * 32 + w.lane, y);
-                } else {
-                    parts[tile * 32 + w.lane] = y;
-                }
-            }
-            if (kind == LOGITS) {
-                w.leave(end - first > SLOT_TILES ? 2 : 1);
-                base = 0;
+        for (int left = end - w.warp; left > 0; left -= WARPS, to += WARPS * 32) {
+            barrier_wait(&w.s.full[slot], w.phases >> slot & 1);
+            if (left == end - w.warp) w.mark(2);
+            const unsigned char *tile = w.s.ring + slot * SLOT + offset;
+            if (kind == ROUTE && p.tile_bytes == TILE_BYTE_BYTES) {
+                *to = byte_tile(tile, x);
             } else {
-                base += 2;
+                *to = wide_tile(tile, x);
             }
+            slot = step_slot(w.run, slot, 2);
+            if (kind == LOGITS) w.leave(left + w.warp > SLOT_TILES ? 2 : 1);
         }
-        if (base) w.leave(chunks(end, SLOT_TILES));
-        if (p.out) break;
+        if (kind == LOGITS && end % WARPS && w.warp >= end % WARPS)
+            w.leave(end % WARPS > SLOT_TILES ? 2 : 1);
+        if (kind != LOGITS) w.leave(chunks(end, SLOT_TILES));
         w.mark(3);
         sync_consumers();
         if (w.tid < end / SLICES * 32) {
@@ -377,19 +351,24 @@ __device__ __forceinline__ void consume(Worker &w) {
         kind = hide(kind);
         w.mark(1);
         Product p = product_of(w, kind, attention, last);
-        multiply(w, kind, layer, p, attention ? ATTN_ROWS : GDN_ROWS, x);
+        if (kind == MIX) {
+            multiply_out(w, p, x);
+        } else {
+            multiply(w, kind, layer, p, attention ? ATTN_ROWS : GDN_ROWS, x);
+        }
         kind = hide(kind);
         if (kind == LOGITS) break;
         if (kind == MOE) {
-            int n = routed ? 1 : w.s.shared_slices.n;
-            if (!routed) take_inner(w, layer, n);
-            sync_consumers();
             w.mark(4);
-            multiply_down(w, inner_of(w), n);
+            if (routed) {
+                multiply_down(w, layer);
+            } else {
+                multiply_shared(w, layer);
+            }
         }
         if (kind == MIX && !has_out(attention)) { /* for the count */
-            int row = (int)blockIdx.x % OUT_PARTS * (H / OUT_PARTS) + w.tid;
-            if (w.tid < H / OUT_PARTS) add_row(w, row, 0.0f);
+            int row = (int)blockIdx.x % OUT_PARTS * PART_ROWS + w.tid;
+            if (w.tid < PART_ROWS) add_row(w, row, 0.0f);
         }
         w.pass();
         if (kind == ROUTE) sync_consumers();
