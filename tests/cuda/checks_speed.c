@@ -141,21 +141,18 @@ void measure_sweep(const struct bench_model *b) {
 /* ---- for profilers --------------------------------------------------------------------------- */
 
 /* The steps that a profiler should see (tests/cuda/kernel_table.py knows their order), each run
- * once before: prompts of 512 and 4,096, decode steps of 1, 8 and 32 sessions. */
+ * once before: a prompt of 4,096, decode steps of 1, 8 and 32 sessions. */
 void steps_for_profiler(const struct bench_model *b) {
-    static const int32_t prompts[] = {512, 4096};
     static const int32_t slots[] = {1, 8, 32};
     struct bench_model narrow = *b;
     narrow.context = 4352;
     struct side x = side_open(&narrow, b->cuda, "profiler", 32, NULL);
     float *logits = side_rows(b, 32);
-    for (int i = 0; i < 2 && !x.bad; i++) {
-        for (int k = 0; k < 2; k++) {
-            b->cuda->reset(x.s[0]);
-            if (k) profiler_window(true);
-            side_feed(&narrow, &x, 0, 0, prompts[i], prompts[i], NULL, logits);
-            if (k) profiler_window(false);
-        }
+    for (int k = 0; k < 2 && !x.bad; k++) {
+        b->cuda->reset(x.s[0]);
+        if (k) profiler_window(true);
+        side_feed(&narrow, &x, 0, 0, 4096, 4096, NULL, logits);
+        if (k) profiler_window(false);
     }
     for (int i = 0; i < 3 && !x.bad; i++) {
         side_decode_slots(&narrow, &x, slots[i], 1, logits);

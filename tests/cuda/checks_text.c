@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/random.h"
 #include "check.h"
 #include "side.h"
 
@@ -78,10 +79,16 @@ void check_sampling(const struct bench_model *b, int32_t steps, bool against_ref
 
 /* ---- many tokens ----------------------------------------------------------------------------- */
 
+/* What a long run came to. */
+struct long_run {
+    int64_t bad;     /* results that are not finite */
+    uint64_t digest; /* of all tokens, in order */
+};
+
 /* A turn of the long run: every slot from a prompt of its own for `room` tokens, sampled on the
- * device, two steps in flight. Adds the results that are not finite. */
+ * device, two steps in flight. */
 static void long_turn(const struct bench_model *b, struct side *x, int32_t slots, int32_t room,
-                      int64_t from, int64_t *bad) {
+                      int64_t from, struct long_run *run) {
     static const struct backend_sampling p = {
         .temperature = 1, .top_p = 0.95f, .repetition = 1, .top_k = 20, .stream = 3};
     struct decode_slot slot[SIDE_SESSIONS];
@@ -99,7 +106,10 @@ static void long_turn(const struct bench_model *b, struct side *x, int32_t slots
         for (int32_t i = 0; i < slots; i++) slot[i].token = -1;
         if (k == 0 || x->bad) continue;
         side_failed(x, b->cuda->decode_wait(x->m, result, slots, &err), &err);
-        for (int32_t i = 0; i < slots && !x->bad; i++) *bad += !result[i].finite;
+        for (int32_t i = 0; i < slots && !x->bad; i++) {
+            run->bad += !result[i].finite;
+            run->digest = random_mix(run->digest ^ (uint64_t)result[i].token);
+        }
     }
 }
 
@@ -107,20 +117,26 @@ void check_long_run(const struct bench_model *b, int64_t tokens, int32_t slots) 
     struct bench_model deep = *b;
     deep.context = slots > 1 ? 4096 : 32768;
     struct side x = side_open(&deep, b->cuda, "long run", slots, NULL);
-    int64_t done = 0, bad = 0, began = clock_ns();
+    struct long_run run = {0}, begin[2] = {{0}};
+    int64_t done = 0, began = clock_ns();
+    int32_t few = (int32_t)(tokens / 5 / slots); /* its beginning, twice */
     char what[96];
     printf("%lld tokens, %d at a time\n", (long long)tokens, slots);
     while (done < tokens && !x.bad) {
         int64_t left = (tokens - done + slots - 1) / slots;
         int32_t room = left < deep.context - 16 ? (int32_t)left : deep.context - 16;
-        long_turn(&deep, &x, slots, room, done, &bad);
+        long_turn(&deep, &x, slots, room, done, &run);
         done += (int64_t)room * slots;
     }
+    double seconds = (double)(clock_ns() - began) * 1e-9;
+    for (int k = 0; k < 2; k++) long_turn(&deep, &x, slots, few, 0, &begin[k]);
     snprintf(what, sizeof what, "%lld decoded tokens of %d session(s): not finite", (long long)done,
              slots);
-    note(what, x.bad ? (double)NAN : (double)bad, 0);
+    note(what, x.bad ? (double)NAN : (double)run.bad, 0);
+    snprintf(what, sizeof what, "the first %d of each twice: digests that differ", few);
+    note(what, x.bad ? (double)NAN : (double)(begin[0].digest != begin[1].digest), 0);
     snprintf(what, sizeof what, "long run of %d session(s)", slots);
-    record(what, (double)done / ((double)(clock_ns() - began) * 1e-9), "tok/s");
+    record(what, (double)done / seconds, "tok/s");
     side_close(&x);
 }
 

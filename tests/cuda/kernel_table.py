@@ -10,12 +10,12 @@ import csv
 import sys
 
 # In the order of steps_for_profiler (checks_speed.c).
-STEPS = ("prompt of 512", "prompt of 4,096", "decode of 1", "decode of 8", "decode of 32")
+STEPS = ("prompt of 4,096", "decode of 1", "decode of 8", "decode of 32")
 FIRST = ("embed", "decode_step")  # kernels that begin a step
 PLAIN_READ = 4642  # GB/s, a plain read of 20 GB on an H200
 COUNTERS = (
-    ("tensor", "tensor cores", ("sm__pipe_tensor_op_gmma_cycles_active", "sm__pipe_tensor_cycles_active", "sm__inst_executed_pipe_tensor")),
-    ("issue", "instructions issued", ("smsp__issue_active",)),
+    ("tensor", "tensor cores", ("sm__pipe_tensor_cycles_active",)),
+    ("issue", "instructions issued", ("sm__issue_active",)),
     ("L1", "first cache and shared memory", ("l1tex__throughput",)),
     ("L2", "second cache", ("lts__throughput",)),
     ("memory", "memory", ("dram__throughput",)),

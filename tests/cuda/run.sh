@@ -2,20 +2,22 @@
 # The CUDA backend on the GPU of this machine: correctness against ref and the CPU backend,
 # compute-sanitizer, memory, start, speed, profile. Builds what it runs, or takes what was built
 # elsewhere (a machine without libraries or network: all of it needs only a C library).
-#   tests/cuda/run.sh [--bin FOLDER] [--out FOLDER] [--build FOLDER] [step ...]
+#   tests/cuda/run.sh [--bin FOLDER] [--out FOLDER] [--seconds N] [--build FOLDER] [step ...]
 # --build FOLDER only builds into it; --bin FOLDER takes the programs from there. Every step runs
-# even when one before it failed; a step whose tool is not on this machine is skipped and says so.
+# even when one before it failed; a step whose tool is not on this machine is skipped and says so,
+# as is one that would begin after N seconds.
 # Results: FOLDER/<step>.log, and one JSON document, FOLDER/cuda.json, with machine, driver and
-# commit. Exit status 1 when a check failed; a goal of speed that was missed is only told.
+# commit, and the same as tables in FOLDER/cuda.md. Exit status 1 when a check failed; a goal of speed that was missed is only told.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 all=(doctor mini real kernels memcheck racecheck long full memory start bench speed sweep ncu)
-bin= out=bench/cuda build= steps=()
+bin= out=bench/cuda build= seconds=3600 steps=()
 while [ $# -gt 0 ]; do
     case $1 in
     --bin) bin=$2 && shift 2 ;;
     --out) out=$2 && shift 2 ;;
     --build) build=$2 && shift 2 ;;
+    --seconds) seconds=$2 && shift 2 ;;
     *) steps+=("$1") && shift ;;
     esac
 done
@@ -26,7 +28,8 @@ build_into() {
     local to=$1 nvcc flags
     make -j"$(nproc)" build/release/lily-core build/release/cuda-check || return 1
     mkdir -p "$to"
-    cp build/release/lily-core build/release/cuda-check build/release/commit "$to" || return 1
+    cp build/release/lily-core build/release/cuda-check "$to" || return 1
+    git describe --always --dirty --abbrev=12 --exclude='*' >"$to/commit"
     strip "$to/lily-core" "$to/cuda-check"
     nvcc=$(tools/nvcc.sh)
     [ -n "$nvcc" ] || { echo "no nvcc: the kernels are not tested alone" && return 0; }
@@ -34,7 +37,8 @@ build_into() {
         '-DSHAPE_HEADER="model/shapes/qwen36_35b_a3b.h"')
     "$nvcc" "${flags[@]}" -o "$to/decode_bench" tests/cuda/decode_bench.cu &&
         "$nvcc" "${flags[@]}" -DDECODE_PROFILE -o "$to/decode_cycles" tests/cuda/decode_bench.cu &&
-        "$nvcc" "${flags[@]}" -o "$to/prefill_bench" tests/cuda/prefill_bench.cu
+        "$nvcc" "${flags[@]}" -o "$to/prefill_bench" tests/cuda/prefill_bench.cu &&
+        "$nvcc" "${flags[@]}" -o "$to/racecheck_control" tests/cuda/racecheck_control.cu
 }
 if [ -n "$build" ]; then
     build_into "$build"
@@ -53,8 +57,10 @@ touch "$work/table" "$work/failed" "$work/missed"
 
 # step <name> <seconds at most> <command...>: its output to a log; a line for the table at the end.
 step() {
-    local name=$1 limit=$2 began=$SECONDS status
+    local name=$1 limit=$2 began=$SECONDS status left=$((seconds - SECONDS))
     shift 2
+    [ $left -ge 2 ] || { skip "$name" "no time left" && return; }
+    [ $left -ge "$limit" ] || limit=$left
     echo "== $name"
     timeout "$limit" "$@" >"$out/$name.log" 2>&1
     status=$?
@@ -162,6 +168,7 @@ full_card() {
 # in_shell <name> <function>: a step that is a function.
 in_shell() {
     local began=$SECONDS status
+    [ $SECONDS -lt $((seconds - 2)) ] || { skip "$1" "no time left" && return; }
     echo "== $1"
     "$2" >"$out/$1.log" 2>&1
     status=$?
@@ -180,21 +187,39 @@ make_full() {
         wants $s && [ ! -e "$full" ] && "$core" synth --packed "$full"
     done
 }
-# The stand-in runs the portable kernels, four layers of the real shape those of 9.0.
-sanitize() { # sanitize <tool>
+# The stand-in runs the portable kernels, and in one-token steps the persistent one; four layers of
+# the real shape run those of 9.0. Racecheck takes barriers of a part of a block, and bulk copies
+# behind barriers in shared memory, for races: racecheck_control shows that it does, and that it
+# still finds one. The persistent kernel is built of both and left out there; what holds it are its
+# repeated bits.
+sanitize() { # sanitize <tool> [argument...]
+    local tool=$1
+    shift
     if command -v compute-sanitizer >/dev/null; then
-        step "$1" 300 compute-sanitizer --tool "$1" --error-exitcode 1 "$check" \
-            --json "$work/$1.json" states batch company
-        step "$1-real" 300 compute-sanitizer --tool "$1" --error-exitcode 1 "$check" -m "$four" \
-            --against cpu --json "$work/$1-real.json" states
+        step "$tool" 300 compute-sanitizer --tool "$tool" --error-exitcode 1 "$@" "$check" \
+            --json "$work/$tool.json" states batch
+        step "$tool-real" 300 compute-sanitizer --tool "$tool" --error-exitcode 1 "$@" "$check" \
+            -m "$four" --against cpu --json "$work/$tool-real.json" states
     else
-        skip "$1" "it needs compute-sanitizer of the CUDA toolkit"
+        skip "$tool" "it needs compute-sanitizer of the CUDA toolkit"
     fi
+}
+# The tool's own mistakes, and a race that it must find.
+control() {
+    local kind races status=0
+    for kind in named bulk race; do
+        compute-sanitizer --tool racecheck "$bin/racecheck_control" $kind >"$work/control" 2>&1
+        cat "$work/control"
+        races=$(grep -c 'Race reported' "$work/control")
+        row "reports of racecheck for its control, $kind" "$races" reports
+        [ $kind != race ] || [ "$races" -gt 0 ] || status=1
+    done
+    return $status
 }
 wants doctor && step doctor 60 "$core" doctor
 wants mini && step mini 300 "$check" --json "$work/mini.json" &
 wants memcheck && sanitize memcheck &
-wants racecheck && sanitize racecheck &
+wants racecheck && sanitize racecheck --kernel-name-exclude kns=decode_step &
 if wants long; then
     step long 300 "$check" --json "$work/long.json" long
     step long-real 300 "$check" -m "$four" --json "$work/long-real.json" long
@@ -203,6 +228,9 @@ make_full
 wait
 
 # ---- one after the other ---------------------------------------------------------------------
+if wants racecheck && command -v compute-sanitizer >/dev/null && [ -x "$bin/racecheck_control" ]; then
+    in_shell racecheck-control control
+fi
 wants real && step real 400 "$check" -m "$four" --against cpu --json "$work/real.json"
 if wants kernels; then
     if [ -x "$bin/prefill_bench" ]; then
@@ -221,16 +249,13 @@ wants sweep && step sweep 120 "$check" -m "$full" --json "$work/sweep.json" swee
 if wants ncu; then
     if command -v ncu >/dev/null; then
         metrics=gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum
-        # Tensor cores have other names from one generation to the next.
-        known=$(ncu --query-metrics 2>/dev/null | awk '{ print $1 }')
-        for m in sm__pipe_tensor_op_gmma_cycles_active sm__pipe_tensor_cycles_active \
-            sm__inst_executed_pipe_tensor l1tex__throughput lts__throughput dram__throughput \
-            smsp__issue_active; do
-            grep -qx "$m" <<<"$known" && metrics+=,$m.avg.pct_of_peak_sustained_elapsed
+        for m in sm__pipe_tensor_cycles_active sm__issue_active l1tex__throughput \
+            lts__throughput dram__throughput; do
+            metrics+=,$m.avg.pct_of_peak_sustained_elapsed
         done
         step ncu 240 ncu --clock-control none --profile-from-start off --csv --page raw \
             --metrics $metrics --log-file "$out/ncu.csv" "$check" -m "$four" steps
-        python3 tests/cuda/kernel_table.py "$out/ncu.csv" >"$out/kernels.md"
+        python3 tests/cuda/kernel_table.py "$out/ncu.csv" >"$out/kernels.md" && cat "$out/kernels.md"
     else
         skip ncu "it needs Nsight Compute"
     fi
@@ -252,6 +277,9 @@ fi
     done
     echo "}"
 } >"$out/cuda.json"
+kernels=$out/kernels.md
+[ -s "$kernels" ] || kernels=
+python3 tests/cuda/report.py "$out/cuda.json" ${kernels:+"$kernels"} >"$out/cuda.md"
 echo
 cat "$work/table"
 echo "goals missed: $(awk '{ n += $1 } END { print n + 0 }' "$work/missed"); $out/cuda.json"
