@@ -95,23 +95,58 @@ row() {
 }
 used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1; }
 
-# What the card holds while 32,768 tokens of context are in use, above what it held before: weights,
-# scratch, session, saved states, kernels and the driver's context.
-memory() {
-    local before peak now pid
+# hold_all_but <bytes>: another program takes the card's memory; release ends it.
+hold_all_but() {
+    local line
+    coproc hold { "$check" --hold "$1"; }
+    held=${hold[1]} holder=$hold_PID
+    while read -r line <&"${hold[0]}"; do [[ $line == *"left free"* ]] && break; done
+    echo "$line"
+}
+release() {
+    exec {held}>&-
+    wait "$holder"
+}
+
+# peak_of <command...>: runs it; peak: what the card held more than before, at most, in GB.
+peak_of() {
+    local before most now pid status
     before=$(used)
-    peak=$before
-    "$core" bench -m "$full" --backend cuda --ctx 32768 -p 0 -n 256 -d 32000 -r 1 &
+    most=$before
+    "$@" &
     pid=$!
     while kill -0 $pid 2>/dev/null; do
         now=$(used)
-        [ "$now" -le "$peak" ] || peak=$now
+        [ "$now" -le "$most" ] || most=$now
         sleep 0.1
     done
-    wait $pid || return 1
-    row "memory before, of the card alone" "$(awk -v m="$before" 'BEGIN { print m * 1.048576e-3 }')" GB
-    row "memory at 32768 tokens of context, all told" \
-        "$(awk -v a="$before" -v b="$peak" 'BEGIN { print (b - a) * 1.048576e-3 }')" GB 22.5
+    wait $pid
+    status=$?
+    peak=$(awk -v a="$before" -v b="$most" 'BEGIN { print (b - a) * 1.048576e-3 }')
+    return $status
+}
+
+# What 32,768 tokens of context take while they are in use: weights, scratch, session, saved states,
+# kernels and the driver's context. On a card that is otherwise free, and on one with as much free
+# as a card of 24 GB has, where a model is opened for fewer rows of a prompt at a time.
+memory() {
+    local status=0
+    use_context "free card" || status=1
+    row "memory at 32768 tokens of context, free card" "$peak" GB
+    hold_all_but 22500000000
+    use_context "22.5 GB free" || status=1
+    row "memory at 32768 tokens of context, 22.5 GB free" "$peak" GB 22.5 || status=1
+    release
+    return $status
+}
+use_context() {
+    local status
+    peak_of "$core" bench -m "$full" --backend cuda --ctx 32768 -p 4096 -n 256 -d 28000 -r 1 >"$work/use"
+    status=$?
+    cat "$work/use"
+    row "prompt of 4096 behind 28000, $1" "$(awk '$1 == "prefill" { print $4 }' "$work/use")" tok/s
+    row "decode at 28000, $1" "$(awk '$1 == "decode" { print $4 }' "$work/use")" tok/s
+    return $status
 }
 
 # From a packed file in the page cache to the first token: a whole process that writes one.
@@ -142,10 +177,7 @@ bench() {
 refuses() { # refuses <bytes left> <arguments of run...>
     local left=$1 status=0
     shift
-    coproc hold { "$check" --hold "$left"; }
-    local in=${hold[1]} pid=$hold_PID line
-    while read -r line <&"${hold[0]}"; do [[ $line == *"left free"* ]] && break; done
-    echo "  $line"
+    hold_all_but "$left"
     "$core" run --backend cuda --raw --max-tokens 1 "$@" The >"$work/forced" 2>&1
     row "full card ($left bytes left): --backend cuda went on" "$(($? == 0))" of_1 0 || status=1
     cat "$work/forced"
@@ -154,8 +186,7 @@ refuses() { # refuses <bytes left> <arguments of run...>
     row "the CPU did not take over" "$(($? != 0))" of_1 0 || status=1
     cat "$work/free"
     echo
-    exec {in}>&-
-    wait "$pid"
+    release
     return $status
 }
 full_card() {
