@@ -643,39 +643,35 @@ static void profile(Model &m, const cuda_slot &slot, int n_layers) {
     auto at = [&](size_t stage, int block, int mark) {
         return t[(stage * (size_t)blocks + (size_t)block) * DECODE_MARKS + (size_t)mark];
     };
-    /* Cycles from the stage's beginning to each mark, averaged over blocks and layers; then the
-     * longest block, and the shortest time from a block's arrival to the next stage. */
+    /* Cycles from the layer's beginning in a block (its part of the residual stream has arrived) to
+     * each mark, averaged over blocks and layers: nothing else is the same time everywhere. */
     for (int kind = 0; kind < 2; kind++) {
-        for (int i = 0; i < (kind ? 5 : 4); i++) {
-            double sum[DECODE_MARKS] = {}, count[DECODE_MARKS] = {}, longest = 0, gap = 0,
-                   total = 0;
-            int layers = 0;
-            size_t stage = 0;
-            for (int l = 0; l < n_layers; stage += (l + 1) % 4 == 0 ? 5 : 4, l++) {
-                if (((l + 1) % 4 == 0) != (kind == 1) || l == 0) continue;
-                layers++;
-                long long most = 0, least = 1ll << 60, all = 0;
-                for (int b = 0; b < blocks; b++) {
-                    size_t s = stage + (size_t)i;
-                    for (int k = 1; k < DECODE_MARKS; k++) {
-                        if (!at(s, b, k)) continue;
-                        sum[k] += (double)(at(s, b, k) - at(s, b, 0));
-                        count[k] += 1;
+        const int stages = kind ? 5 : 4;
+        double sum[5][DECODE_MARKS] = {}, count[5][DECODE_MARKS] = {}, total = 0, layers = 0;
+        size_t first = 0;
+        for (int l = 0; l < n_layers; first += (l + 1) % 4 == 0 ? 5 : 4, l++) {
+            if (((l + 1) % 4 == 0) != (kind == 1) || l == 0) continue;
+            layers++;
+            for (int b = 0; b < blocks; b++) {
+                total += (double)(at(first + (size_t)stages, b, 0) - at(first, b, 0)) / blocks;
+                for (int i = 0; i < stages; i++) {
+                    for (int k = 0; k < DECODE_MARKS; k++) {
+                        long long when = at(first + (size_t)i, b, k);
+                        if (!when) continue;
+                        sum[i][k] += (double)(when - at(first, b, 0));
+                        count[i][k]++;
                     }
-                    most = std::max(most, at(s, b, 7) - at(s, b, 0));
-                    least = std::min(least, at(s + 1, b, 0) - at(s, b, 7));
-                    all += at(s + 1, b, 0) - at(s, b, 0);
                 }
-                longest += (double)most;
-                gap += (double)least;
-                total += (double)all / blocks;
             }
-            printf("  %-9s %-8s marks", kind ? "attention" : "delta", names[kind][i]);
-            for (int k = 1; k < DECODE_MARKS; k++)
-                printf(" %5.0f", count[k] ? sum[k] / count[k] : 0.0);
-            printf("  longest %5.0f  barrier %5.0f  stage %5.0f\n", longest / layers, gap / layers,
-                   total / layers);
         }
+        for (int i = 0; i < stages; i++) {
+            printf("  %-9s %-8s", kind ? "attention" : "delta", names[kind][i]);
+            for (int k = 0; k < DECODE_MARKS; k++) {
+                if (count[i][k] > 0) printf("  %d: %.0f", k, sum[i][k] / count[i][k]);
+            }
+            printf("\n");
+        }
+        printf("  %-9s layer    %.0f\n", kind ? "attention" : "delta", total / layers);
     }
     double head = 0;
     for (int b = 0; b < blocks; b++) {
