@@ -91,13 +91,21 @@ static void judge(struct selftest *t, int32_t kernel, int32_t pos, const float *
                     t->prefill ? PROMPT_LIMIT : DECODE_LIMIT);
 }
 
+/* Without room for the partial results of spans beside each other, one kernel goes through them. */
+static bool in_one_kernel(const struct selftest *t) {
+    return t->m->layout.rows == PROMPT;
+}
+
 void selftest_attention_row(struct selftest *t, enum stage stage, int32_t layer, int32_t pos,
                             const float *row, int32_t n) {
     if (stage != STAGE_ATTN_MIX || layer != LAYER) return;
     const float *qg = buffers_contents(&t->m->buffers, t->prefill ? METAL_P_QKV : METAL_QKV);
     float *right = malloc((size_t)n * sizeof *right);
     if (t->prefill) qg += (size_t)(pos - DEPTH) * 2 * (size_t)n;
-    if (right && right_mix(t, qg, pos, right)) {
+    bool made = right && right_mix(t, qg, pos, right);
+    if (made && t->prefill && in_one_kernel(t)) {
+        judge(t, METAL_PREFILL_ATTN, pos, row, right);
+    } else if (made) {
         judge(t, t->prefill ? METAL_PREFILL_ATTN_SPLIT : DECODE_ATTN_LONG, pos, row, right);
         judge(t, t->prefill ? METAL_PREFILL_ATTN_MERGE : DECODE_ATTN_MERGE, pos,
               t->prefill ? row : buffers_contents(&t->m->buffers, METAL_MERGED), right);
@@ -105,10 +113,17 @@ void selftest_attention_row(struct selftest *t, enum stage stage, int32_t layer,
     free(right);
 }
 
+static int prefill_deep(struct selftest *t, lily_err *err) {
+    struct prefill_step step = {.ids = t->ids, .n = PROMPT};
+    metal_reset(t->session);
+    t->session->position = t->session->kv_rows = DEPTH;
+    return metal_prefill(t->session, &step, err);
+}
+
 int selftest_attention(struct selftest *t, lily_err *err) {
+    const int32_t rows = t->m->layout.rows;
     struct decode_result result;
     struct decode_slot slot = {.session = t->session, .token = t->ids[0]};
-    struct prefill_step step = {.ids = t->ids, .n = PROMPT};
     t->mode = SELFTEST_DEEP;
     t->prefill = false;
     fill_cache(t);
@@ -118,7 +133,9 @@ int selftest_attention(struct selftest *t, lily_err *err) {
     if (rc == LILY_OK) rc = metal_decode_wait(t->m, &result, 1, err);
     if (rc != LILY_OK) return rc;
     t->prefill = true;
-    metal_reset(t->session);
-    t->session->position = t->session->kv_rows = DEPTH;
-    return metal_prefill(t->session, &step, err);
+    rc = prefill_deep(t, err);
+    t->m->layout.rows = PROMPT; /* see in_one_kernel */
+    if (rc == LILY_OK) rc = prefill_deep(t, err);
+    t->m->layout.rows = rows;
+    return rc;
 }
