@@ -21,7 +21,8 @@ static double decode_speed(struct side *x, int32_t steps) {
         slot.token = -1;
         if (k > 0 && !x->bad) side_failed(x, x->b->decode_wait(x->m, &result, 1, &err), &err);
     }
-    return (steps - 8) / ((double)(clock_ns() - began) * 1e-9);
+    /* Step 7 had just begun. */
+    return (steps - 7) / ((double)(clock_ns() - began) * 1e-9);
 }
 
 /* Tokens a second of n sessions together, two steps in flight. */
@@ -42,7 +43,8 @@ static double batch_speed(const struct bench_model *b, struct side *x, int32_t n
         for (int32_t i = 0; i < n; i++) slot[i].token = -1;
         if (k > 0 && !x->bad) side_failed(x, b->cuda->decode_wait(x->m, result, n, &err), &err);
     }
-    return (double)n * (steps - 4) / ((double)(clock_ns() - began) * 1e-9);
+    /* Step 3 had just begun. */
+    return (double)n * (steps - 3) / ((double)(clock_ns() - began) * 1e-9);
 }
 
 void measure_batches(const struct bench_model *b) {
