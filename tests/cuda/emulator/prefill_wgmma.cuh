@@ -20,9 +20,6 @@ inline float reciprocal(float x) {
     return 1.0f / x;
 }
 inline void publish_shared() {}
-inline void __syncwarp() {
-    emulator::exchange(0);
-}
 
 /* Where an operand's elements lie: n counts rows of output, k the summed index. */
 struct operand {
