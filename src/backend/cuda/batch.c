@@ -122,7 +122,8 @@ static int project(struct backend_model *m, int32_t rows, struct cuda_mat w, CUd
         int32_t slices = w.cols / TILE_WIDE_COLS;
         units = (int32_t)blocks(w.rows, TILE_WIDE_ROWS);
         split = units >= 8 * m->processors ? 1 : slices < 4 ? slices : 4;
-        small_blocks = blocks(small.rows, TILE_WIDE_ROWS) * (unsigned)groups;
+        small_blocks =
+            blocks(small.rows, TILE_WIDE_ROWS) * blocks(rows, tile ? 2 * COLUMNS : COLUMNS);
         if (all > (int32_t)small_blocks) all -= (int32_t)small_blocks;
         shared = all_shared[tile];
     }
@@ -203,7 +204,7 @@ static int tiled_experts(struct backend_model *m, int32_t rows, int32_t l, CUdev
     struct cuda_layer w = m->dw.layer[l];
     struct cuda_scratch *x = &m->x;
     unsigned groups = blocks(rows, COLUMNS), all = (unsigned)m->processors;
-    int rc = launch(m, k->gate, blocks(w.router.rows, TILE_BYTE_ROWS), groups, 1, THREADS, 0,
+    int rc = launch(m, k->gate, blocks(w.router.rows, TILE_BYTE_ROWS), groups, 1, 2 * THREADS, 0,
                     ARGS(&x->x, &x->out, &w.post_norm, &w.router, &x->scores, &x->normed_bf, &rows),
                     err);
     if (rc == LILY_OK) {
@@ -362,6 +363,15 @@ static void close_batch(struct backend_model *m) {
     m->batch = NULL;
 }
 
+/* A kernel that leaves shared memory as large as it is for those with the most: a multiprocessor
+ * that had to change it would run nothing meanwhile. */
+static int find(const struct backend_model *m, const char *file, const char *kernel, size_t shared,
+                CUfunction *out, lily_err *err) {
+    int rc = cuda_function(m->d, m->modules, file, kernel, shared, out, err);
+    if (rc != LILY_OK || !m->batch->tiles) return rc;
+    return cuda_check(m->d, m->d->func_set(*out, CU_FUNC_CARVEOUT, 100), kernel, err);
+}
+
 static int open_batch(struct backend_model *m, bool *usable, lily_err *err) {
     *usable = false;
     if (!suits(m)) return LILY_OK;
@@ -370,7 +380,7 @@ static int open_batch(struct backend_model *m, bool *usable, lily_err *err) {
     int rc = LILY_OK;
     k->tiles = m->capability == 90;
 #define FIND(field, file, kernel, shared)                                                          \
-    if (rc == LILY_OK) rc = cuda_function(m->d, m->modules, file, kernel, shared, &k->field, err);
+    if (rc == LILY_OK) rc = find(m, file, kernel, shared, &k->field, err);
     COMMON_MAP(FIND)
     if (k->tiles) {
         TILES_MAP(FIND)

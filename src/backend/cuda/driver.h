@@ -30,6 +30,7 @@ enum { /* CUdevice_attribute */
        CU_COOPERATIVE_LAUNCH = 95,
        /* CUfunction_attribute */
        CU_FUNC_MAX_DYNAMIC_SHARED = 8,
+       CU_FUNC_CARVEOUT = 9, /* preferred share of shared memory, in percent */
        /* CUresult values that are told apart */
        CU_ERROR_OUT_OF_MEMORY = 2,
        CU_ERROR_NO_DEVICE = 100,

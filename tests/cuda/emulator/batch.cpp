@@ -151,7 +151,7 @@ static void check_dense(int rows) {
     float *exact = random_floats((size_t)rows * H, 1);
     int ldo = w.rows + 8, tile = rows > 16 && tiles ? 2 : rows > 8;
     int groups = (rows + (8 << tile) - 1) / (8 << tile), blocks = 3 * groups;
-    int smalls = 2 * groups; /* of 64 rows */
+    int smalls = 2 * ((rows + (8 << (tile > 0)) - 1) / (8 << (tile > 0))); /* of 64 rows */
     float *out = take<float>((size_t)rows * ldo), *gates = take<float>((size_t)rows * small.rows);
     float *deep_out = take<float>((size_t)rows * deep_w.rows);
     if (tiles) {
@@ -321,8 +321,8 @@ static void check_tiled_experts(int rows, int used) {
     bf16 *normed_bf = take<bf16>(n * H);
     expert_list *list = take<expert_list>(1);
     int groups = (rows + 7) / 8;
-    RUN(tiles_router, (EXPERTS + 1 + 15) / 16, groups, 512, 0, x, add, first_weight, router, scores,
-        a, rows);
+    RUN(tiles_router, (EXPERTS + 1 + 15) / 16, groups, ROUTER_THREADS, 0, x, add, first_weight,
+        router, scores, a, rows);
     distance d, first_norm;
     std::vector<double> y(n * H);
     for (int r = 0; r < rows; r++) {

@@ -36,7 +36,7 @@ struct listed_rows {
 __device__ __forceinline__ void choose_experts(const float *scores, uint16_t *ids, float *weights) {
     enum { EACH = (EXPERTS + 31) / 32 };
     int lane = threadIdx.x % 32;
-    uint32_t key[EACH]; /* orders as the scores do; 0: none, or taken */
+    uint32_t key[EACH], of[EACH]; /* orders as the scores do, 0: none; expert */
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         int e = lane + 32 * i;
@@ -44,20 +44,31 @@ __device__ __forceinline__ void choose_experts(const float *scores, uint16_t *id
         if (isnan(v)) v = -INFINITY; /* ids stay valid; the step is reported as not finite */
         uint32_t bits = __float_as_uint(v);
         key[i] = e < EXPERTS ? bits ^ ((uint32_t)((int)bits >> 31) | 0x80000000u) : 0;
+        of[i] = (uint32_t)e;
+    }
+    /* Each lane's own in descending order; only neighbours that differ change places. */
+#pragma unroll
+    for (int pass = 0; pass < EACH; pass++) {
+#pragma unroll
+        for (int i = pass % 2; i + 1 < EACH; i += 2) {
+            uint32_t k = key[i], e = of[i];
+            bool swap = k < key[i + 1];
+            key[i] = swap ? key[i + 1] : k, of[i] = swap ? of[i + 1] : e;
+            key[i + 1] = swap ? k : key[i + 1], of[i + 1] = swap ? e : of[i + 1];
+        }
     }
     uint32_t chosen = 0;
     int id = 0;
 #pragma unroll 1
     for (int j = 0; j < TOP_K; j++) {
-        uint32_t best = 0, at = 0xffffffffu;
+        uint32_t best = __reduce_max_sync(ALL_LANES, key[0]);
+        uint32_t at = __reduce_min_sync(ALL_LANES, key[0] == best ? of[0] : 0xffffffffu);
+        bool mine = key[0] == best && of[0] == at;
 #pragma unroll
-        for (int i = 0; i < EACH; i++) best = best > key[i] ? best : key[i];
-        best = __reduce_max_sync(ALL_LANES, best);
-#pragma unroll
-        for (int i = EACH - 1; i >= 0; i--) at = key[i] == best ? (uint32_t)(lane + 32 * i) : at;
-        at = __reduce_min_sync(ALL_LANES, at);
-#pragma unroll
-        for (int i = 0; i < EACH; i++) key[i] = at == (uint32_t)(lane + 32 * i) ? 0 : key[i];
+        for (int i = 0; i < EACH; i++) {
+            key[i] = !mine ? key[i] : i + 1 < EACH ? key[i + 1] : 0;
+            of[i] = mine && i + 1 < EACH ? of[i + 1] : of[i];
+        }
         if (lane == j) chosen = best, id = (int)at;
     }
     if (lane < TOP_K) ids[lane] = (uint16_t)id;

@@ -62,14 +62,26 @@ multiply_tiles(const bf16 *a, const float *exact, const uint8_t *codes, int n, f
 #pragma unroll 1
     for (int pass = 0; pass < passes; pass++) {
         if (pass) __syncthreads(); /* the inputs before are of no more use */
+        int staging = (min(rows - r0, 8 * NT) + 7) / 8 * SLICES; /* of eights that have rows */
+        if (exact) {
 #pragma unroll 1
-        for (int i = warp; i < NT * SLICES; i += BATCH_WARPS) {
-            int r = r0 + i / SLICES * BATCH_ROWS + lane / 4;
-            if (exact) {
+            for (int i = warp; i < staging; i += BATCH_WARPS) {
+                int r = r0 + i / SLICES * BATCH_ROWS + lane / 4;
                 stage_exact(staged[i], r < rows ? exact + (int64_t)r * H : nullptr, i % SLICES,
                             pass == 1);
-            } else {
-                stage_slice(staged[i], r < rows ? a + (int64_t)r * H : nullptr, i % SLICES);
+            }
+        } else {
+            uint4 v[NT][4];
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+                int i = t * BATCH_WARPS + warp, r = r0 + i / SLICES * BATCH_ROWS + lane / 4;
+                load_slice(v[t], i < staging && r < rows ? a + (int64_t)r * H : nullptr,
+                           i % SLICES);
+            }
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+                int i = t * BATCH_WARPS + warp;
+                if (i < staging) stage_slice(staged[i], v[t]);
             }
         }
         __syncthreads();
@@ -128,21 +140,21 @@ multiply_tiles(const bf16 *a, const float *exact, const uint8_t *codes, int n, f
 /* proj = all projections that share the input; then, in near float32 accuracy, a small matrix of
  * its own (DeltaNet's gates; no rows: none): small_out[r][small.rows]. Blocks [0, dense_blocks), a
  * multiple of the groups of 8 NT rows, do the first, each row tile in `split` parts; one for each
- * row tile of small and group the second. */
+ * row tile of small and 8 or 16 rows the second. */
 template <int NT>
 __device__ __forceinline__ void project(const bf16 *a, const float *exact, const cuda_mat &w,
                                         float *out, int ldo, const cuda_mat &small,
                                         float *small_out, int rows, int dense_blocks, int split,
                                         char *shared) {
-    int groups = (rows + 8 * NT - 1) / (8 * NT), block = blockIdx.x;
-    bool dense = block < dense_blocks;
+    bool dense = (int)blockIdx.x < dense_blocks;
+    int each = dense ? 8 * NT : NT == 1 ? 8 : 16, groups = (rows + each - 1) / each;
+    int block = dense ? blockIdx.x : blockIdx.x - dense_blocks;
+    int r0 = block % groups * each, i = block / groups;
+    span share((w.rows + 31) / 32, dense ? i : 0, dense ? dense_blocks / groups : 1);
     let_next_begin();
-    if (!dense) block -= dense_blocks;
-    int r0 = block % groups * 8 * NT, i = block / groups;
-    span share((w.rows + 31) / 32, dense ? i : 0, dense_blocks / groups);
     multiply_tiles<NT>(a, dense ? nullptr : exact, dense ? w.codes : small.codes,
                        dense ? w.rows : small.rows, dense ? out : small_out,
-                       dense ? ldo : small.rows, r0, rows, dense ? share.begin : i,
+                       dense ? ldo : small.rows, r0, min(rows, r0 + each), dense ? share.begin : i,
                        dense ? share.end : i + 1, dense ? split : (int)SLICES, shared);
 }
 
@@ -248,117 +260,107 @@ __device__ __forceinline__ void unpack_bytes(uint32_t a, uint32_t b, uint32_t (&
     }
 }
 
+enum { ROUTER_THREADS = 1024, GROUPS = H / 64 };
+static_assert(32 * (int)GROUPS <= (int)ROUTER_THREADS, "a warp a group of 64 inputs");
+
 /* The residual stream h = x + add of eight rows from r0 on, its norm to normed_bf, and the router's
  * scores of that norm in near float32 accuracy: products of h times the norm's weight, as the sum
- * of two bf16 each, with exact codes; the norm's factor is applied to what they give. Grid: blocks
- * of 16 scores (at least SLICES) in x, groups of eight rows in y. */
-KERNEL __launch_bounds__(BATCH_THREADS, 1)
+ * of two bf16 each, with exact codes; the norm's factor is applied to what they give. A warp takes
+ * a group of 64 inputs. Grid: blocks of 16 scores (at least SLICES) in x, groups of eight rows in
+ * y. */
+KERNEL __launch_bounds__(ROUTER_THREADS, 1)
     tiles_router(const float *x, const float *add, const float *weight, cuda_mat router,
                  float *scores, bf16 *normed_bf, int rows) {
-    __shared__ batch_sums kept[BATCH_WARPS];
-    __shared__ float squares[BATCH_WARPS][BATCH_ROWS];
-    int lane = threadIdx.x % 32, slice = threadIdx.x / 32, g = lane / 4, q = lane % 4;
+    __shared__ batch_sums kept[GROUPS];
+    __shared__ float squares[GROUPS][BATCH_ROWS];
+    int lane = threadIdx.x % 32, group = threadIdx.x / 32, g = lane / 4, q = lane % 4;
     int block = blockIdx.x, r0 = (int)blockIdx.y * BATCH_ROWS, r = r0 + g;
-    bool takes = slice < SLICES;
-    uint4 codes[2][2], f = make_uint4(0, 0, 0, 0); /* row, group */
-    float v[4][8] = {};
+    bool takes = group < GROUPS;
+    uint4 codes[2] = {}; /* of the lane's two rows */
+    uint2 factors = make_uint2(0, 0);
+    float v[2][8] = {};
     let_next_begin();
     if (takes) {
-        const uint8_t *tile = router.codes + ((int64_t)block * SLICES + slice) * TILE_BYTE_BYTES;
+        const uint8_t *tile =
+            router.codes + ((int64_t)block * SLICES + group / 2) * TILE_BYTE_BYTES;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                codes[i][j] = __ldg(
-                    (const uint4 *)(tile + (2 * i + q % 2) * 512 + (4 * g + 2 * j + q / 2) * 16));
-            }
+            codes[i] = __ldg((const uint4 *)(tile + (2 * i + q % 2) * 512 +
+                                             (4 * g + group % 2 * 2 + q / 2) * 16));
         }
-        f = __ldg((const uint4 *)(tile + TILE_CODES + g * 16));
+        factors = __ldg((const uint2 *)(tile + TILE_CODES + g * 16 + group % 2 * 8));
     }
     wait_for_previous();
+    int column = group * 64 + q * 16; /* 16 inputs */
     if (takes) {
         float sum = 0;
 #pragma unroll
-        for (int w = 0; w < 4; w++) {
-            int column = slice * BATCH_CHUNK + batch_column(w);
-            float4 h[2] = {}, b[2] = {};
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float4 n = *(const float4 *)(weight + column + 4 * i);
-                if (r < rows) {
-                    h[i] = *(const float4 *)(x + (int64_t)r * H + column + 4 * i);
-                    b[i] = *(const float4 *)(add + (int64_t)r * H + column + 4 * i);
-                }
-                float4 y =
-                    make_float4(h[i].x + b[i].x, h[i].y + b[i].y, h[i].z + b[i].z, h[i].w + b[i].w);
-                sum += fmaf(y.x, y.x, y.y * y.y) + fmaf(y.z, y.z, y.w * y.w);
-                v[w][4 * i] = y.x * n.x, v[w][4 * i + 1] = y.y * n.y;
-                v[w][4 * i + 2] = y.z * n.z, v[w][4 * i + 3] = y.w * n.w;
+        for (int i = 0; i < 4; i++) {
+            float4 h = {}, b = {}, n = *(const float4 *)(weight + column + 4 * i);
+            if (r < rows) {
+                h = *(const float4 *)(x + (int64_t)r * H + column + 4 * i);
+                b = *(const float4 *)(add + (int64_t)r * H + column + 4 * i);
             }
+            float4 y = make_float4(h.x + b.x, h.y + b.y, h.z + b.z, h.w + b.w);
+            float *to = &v[i / 2][i % 2 * 4];
+            sum += fmaf(y.x, y.x, y.y * y.y) + fmaf(y.z, y.z, y.w * y.w);
+            to[0] = y.x * n.x, to[1] = y.y * n.y, to[2] = y.z * n.z, to[3] = y.w * n.w;
         }
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-        if (q == 0) squares[slice][g] = sum;
-        float acc[4] = {};
+        if (q == 0) squares[group][g] = sum;
+        uint32_t high[2][4], low[2][4];
+        float in[2], rest[2], product[4] = {}, acc[4];
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            uint32_t high[2][4], low[2][4];
-            float in[2], rest[2], product[4] = {};
+        for (int w = 0; w < 2; w++) {
 #pragma unroll
-            for (int w = 0; w < 2; w++) {
+            for (int i = 0; i < 4; i++) batch_halves(v[w][i], v[w][i + 4], high[w][i], low[w][i]);
+        }
+        sum_group(high, in);
+        sum_group(low, rest);
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    batch_halves(v[2 * j + w][i], v[2 * j + w][i + 4], high[w][i], low[w][i]);
-                }
-            }
-            sum_group(high, in);
-            sum_group(low, rest);
+        for (int w = 0; w < 2; w++) {
+            uint32_t p[2][4];
 #pragma unroll
-            for (int w = 0; w < 2; w++) {
-                uint32_t p[2][4];
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const uint4 &c = codes[i][j];
-                    unpack_bytes(w ? c.z : c.x, w ? c.w : c.y, p[i]);
-                }
-#pragma unroll
-                for (int s = 0; s < 2; s++) {
-                    const uint32_t a[4] = {p[0][2 * s], p[1][2 * s], p[0][2 * s + 1],
-                                           p[1][2 * s + 1]};
-                    multiply(product, a, low[w][2 * s], low[w][2 * s + 1]);
-                    multiply(product, a, high[w][2 * s], high[w][2 * s + 1]);
-                }
+            for (int i = 0; i < 2; i++) {
+                unpack_bytes(w ? codes[i].z : codes[i].x, w ? codes[i].w : codes[i].y, p[i]);
             }
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint32_t pair = i / 2 ? (j ? f.w : f.y) : (j ? f.z : f.x);
-                float scale = __uint_as_float(pair << 16);
-                float bias = __uint_as_float(pair & 0xffff0000u);
-                acc[i] = fmaf(scale, product[i], fmaf(bias, in[i % 2] + rest[i % 2], acc[i]));
+            for (int s = 0; s < 2; s++) {
+                const uint32_t a[4] = {p[0][2 * s], p[1][2 * s], p[0][2 * s + 1], p[1][2 * s + 1]};
+                multiply(product, a, low[w][2 * s], low[w][2 * s + 1]);
+                multiply(product, a, high[w][2 * s], high[w][2 * s + 1]);
             }
         }
-        batch_keep(kept[slice], acc, 0);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t pair = i / 2 ? factors.y : factors.x;
+            float scale = __uint_as_float(pair << 16);
+            float bias = __uint_as_float(pair & 0xffff0000u);
+            acc[i] = fmaf(scale, product[i], bias * (in[i % 2] + rest[i % 2]));
+        }
+        batch_keep(kept[group], acc, 0);
     }
     __syncthreads();
     auto factor_of = [&](int slot) {
         float sum = 0;
-#pragma unroll
-        for (int s = 0; s < SLICES; s++) sum += squares[s][slot];
+#pragma unroll 8
+        for (int s = 0; s < GROUPS; s++) sum += squares[s][slot];
         return 1.0f / sqrtf(sum / H + SHAPE_NORM_EPS);
     };
     int row = threadIdx.x % 16, slot = threadIdx.x / 16, n = block * 16 + row;
     if (slot < BATCH_ROWS && n < router.rows && r0 + slot < rows) {
         float sum = 0;
-#pragma unroll
-        for (int s = 0; s < SLICES; s++) sum += kept[s][slot][row];
+#pragma unroll 8
+        for (int s = 0; s < GROUPS; s++) sum += kept[s][slot][row];
         scores[(int64_t)(r0 + slot) * router.rows + n] = sum * factor_of(slot);
     }
-    if (!takes || slice != block || r >= rows) return; /* this slice of the norm is its block's */
+    if (!takes || group / 2 != block || r >= rows) return; /* the norm's slice is its block's */
     float factor = factor_of(g);
 #pragma unroll
-    for (int w = 0; w < 4; w++) {
+    for (int w = 0; w < 2; w++) {
         const float(&y)[8] = v[w];
-        *(uint4 *)(normed_bf + (int64_t)r * H + slice * BATCH_CHUNK + batch_column(w)) = make_uint4(
+        *(uint4 *)(normed_bf + (int64_t)r * H + column + 8 * w) = make_uint4(
             bf16_pair(y[0] * factor, y[1] * factor), bf16_pair(y[2] * factor, y[3] * factor),
             bf16_pair(y[4] * factor, y[5] * factor), bf16_pair(y[6] * factor, y[7] * factor));
     }
@@ -435,7 +437,9 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     auto stage = [&](int e) {
         listed_rows from = {a, H, table.pairs[e], (int)(table.entry[e] >> 16), rows * TOP_K, TOP_K};
         if (warp >= SLICES) return;
-        stage_slice(staged[e % WINDOW * SLICES + warp], from.row(lane / 4), warp);
+        uint4 v[4];
+        load_slice(v, from.row(lane / 4), warp);
+        stage_slice(staged[e % WINDOW * SLICES + warp], v);
     };
     auto work = [&](int unit) {
         int e = unit / UNITS, n = (int)(table.entry[e] >> 16);

@@ -151,14 +151,16 @@ __device__ __forceinline__ void stage_group(staged_inputs<GROUPS> &to, int group
     if (lane < 4) to.sums[group][lane] = make_float2(sums[0], sums[1]);
 }
 
-/* A warp stages a slice of eight rows of bf16; row: of the lane's slot, NULL for none. */
-__device__ __forceinline__ void stage_slice(staged_slice &to, const bf16 *row, int slice) {
-    uint4 v[4];
+/* A warp loads its lanes' parts of a slice of eight rows of bf16, row: of the lane's slot, NULL for
+ * none; and stages them. */
+__device__ __forceinline__ void load_slice(uint4 (&v)[4], const bf16 *row, int slice) {
 #pragma unroll
     for (int w = 0; w < 4; w++) {
         v[w] = make_uint4(0, 0, 0, 0);
         if (row) v[w] = *(const uint4 *)(row + slice * BATCH_CHUNK + batch_column(w));
     }
+}
+__device__ __forceinline__ void stage_slice(staged_slice &to, const uint4 (&v)[4]) {
 #pragma unroll
     for (int group = 0; group < 2; group++) {
         uint32_t pairs[2][4];
@@ -167,7 +169,7 @@ __device__ __forceinline__ void stage_slice(staged_slice &to, const bf16 *row, i
     }
 }
 
-/* The same of float32, each value as the sum of two bf16: the high or the low one. */
+/* A slice of float32, each value as the sum of two bf16: the high or the low one. */
 __device__ __forceinline__ void stage_exact(staged_slice &to, const float *row, int slice,
                                             bool low) {
 #pragma unroll
