@@ -356,22 +356,31 @@ static void run_dense(const dense_tile &t, const bf16 *x, const cuda_mat &w, flo
 }
 struct expert_tile {
     int n, stages;
-    void (*up)(const bf16 *, cuda_mat, cuda_groups, bf16 *, int);
-    void (*down)(const bf16 *, cuda_mat, cuda_groups, float *);
+    void (*up)(const bf16 *, cuda_mat, cuda_groups, bf16 *, cuda_mat, int);
+    void (*down)(const bf16 *, cuda_mat, cuda_groups, float *, cuda_mat, float *, int);
 };
 static const expert_tile EXPERT_TILES[] = {
 #define TILE(n, stages, at_least) {n, stages, prompt_up_##n, prompt_down_##n},
     PREFILL_EXPERT_TILES(TILE)
 #undef TILE
 };
-static void run_up(const expert_tile &t, unsigned n, const bf16 *x, const cuda_mat &gate_up,
-                   const cuda_groups &g, bf16 *hidden, int inner) {
-    RUN(t.up, inner / 64, n, 256, PREFILL_TILE_SHARED(2, t.n, t.stages), x, gate_up, g, hidden,
-        inner);
+struct moe {
+    cuda_mat gate, up, down, shared_gate, shared_up, shared_down;
+    float *scores, *routing;
+    int32_t *begin, *blocks, *n_blocks, *pairs, *places, *counts;
+    float *row; /* for a norm, which clears the counts */
+    bf16 *ordered;
+};
+/* n blocks of rows, the shared expert's, for `rows` rows, included. */
+static void run_up(const expert_tile &t, unsigned n, const bf16 *x, const moe &m,
+                   const cuda_groups &g, bf16 *hidden, int rows) {
+    RUN(t.up, std::max((int)INNER, (int)SHARED) / 64, n + blocks(rows, t.n), 256,
+        PREFILL_TILE_SHARED(2, t.n, t.stages), x, m.gate, g, hidden, m.shared_gate, rows);
 }
-static void run_down(const expert_tile &t, unsigned n, const bf16 *hidden, const cuda_mat &down,
-                     const cuda_groups &g, float *out) {
-    RUN(t.down, H / 128, n, 256, PREFILL_TILE_SHARED(2, t.n, t.stages), hidden, down, g, out);
+static void run_down(const expert_tile &t, unsigned n, const bf16 *hidden, const moe &m,
+                     const cuda_groups &g, float *out, float *own, int rows) {
+    RUN(t.down, H / 128, n + blocks(rows, t.n), 256, PREFILL_TILE_SHARED(2, t.n, t.stages), hidden,
+        m.down, g, out, m.shared_down, own, rows);
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -440,9 +449,10 @@ static decisive_input_rows split_rows(const float *x, int rows, int cols) {
 }
 static void run_decisive(const decisive_tile &t, const decisive_input_rows &x, const cuda_mat &w,
                          float *out, int rows) {
-    RUN(t.kernel, blocks(rows, t.n), PREFILL_DECISIVE_PARTS, blocks(w.rows, 64) * 128,
-        t.n * (t.stages * 256 + w.cols / 64 / PREFILL_DECISIVE_PARTS * 4) + 1024, x.high, x.low,
-        x.sums, w, out, rows);
+    unsigned threads = blocks(w.rows, 64) * 128;
+    RUN(t.kernel, blocks(rows, t.n), PREFILL_DECISIVE_PARTS, threads,
+        PREFILL_DECISIVE_SHARED(t.n, t.stages, threads, w.cols / 64 / PREFILL_DECISIVE_PARTS),
+        x.high, x.low, x.sums, w, out, rows);
 }
 
 static void check_decisive() {
@@ -476,13 +486,6 @@ static void check_decisive() {
     }
 }
 
-struct moe {
-    cuda_mat gate, up, down, shared_gate, shared_up, shared_down;
-    float *scores, *routing;
-    int32_t *begin, *blocks, *n_blocks, *pairs, *places, *counts;
-    float *row; /* for a norm, which clears the counts */
-    bf16 *ordered;
-};
 static moe make_moe(int rows, int used) {
     moe m = {};
     cuda_mat both = matrix((int64_t)2 * EXPERTS * INNER, H, CUDA_WIDE, 1);
@@ -566,7 +569,19 @@ static void check_experts() {
         moe m = make_moe(rows, c[1]);
         bf16 *x = bf16s((size_t)rows * H, -2, 2);
         size_t hidden_n = (size_t)pairs * INNER, out_n = (size_t)pairs * H;
-        bf16 *hidden = take<bf16>(hidden_n), *hidden_bf = take<bf16>(hidden_n);
+        size_t own_n = (size_t)rows * SHARED; /* of the shared expert, behind the others */
+        bf16 *hidden = take<bf16>(hidden_n + own_n), *hidden_bf = take<bf16>(hidden_n + own_n);
+        float *own_hidden = take<float>(own_n), *own_up = take<float>(own_n);
+        float *own = take<float>((size_t)rows * H), *expected_own = take<float>((size_t)rows * H);
+        const int32_t *no_list = nullptr;
+        RUN(plain_product, blocks(SHARED, 128), rows, 128, 0, x, m.shared_gate, no_list, 0, no_list,
+            own_hidden, (int)SHARED);
+        RUN(plain_product, blocks(SHARED, 128), rows, 128, 0, x, m.shared_up, no_list, 0, no_list,
+            own_up, (int)SHARED);
+        RUN(plain_swiglu, 264, 1, 256, 0, own_hidden, own_up, own_hidden, rows * (int)SHARED);
+        RUN(plain_reorder, rows, 1, 128, 0, own_hidden, hidden_bf + hidden_n, (int)SHARED);
+        RUN(plain_product, blocks(H, 128), rows, 128, 0, hidden_bf + hidden_n, m.shared_down,
+            no_list, 0, no_list, expected_own, (int)H);
         float *gate = take<float>(hidden_n), *up = take<float>(hidden_n);
         float *expected = take<float>(hidden_n), *out = take<float>(out_n);
         float *expected_out = take<float>(out_n);
@@ -588,32 +603,23 @@ static void check_experts() {
             RUN(plain_product, blocks(INNER, 128), pairs, 128, 0, x, m.up, of_pair, (int)INNER,
                 row_of, up, (int)INNER);
             RUN(plain_swiglu, 264, 1, 256, 0, gate, up, expected, (int)hidden_n);
-            poison(hidden, hidden_n * 2);
-            run_up(t, n, x, m.gate, g, hidden, INNER);
+            poison(hidden, (hidden_n + own_n) * 2);
+            run_up(t, n, x, m, g, hidden, rows);
             char what[80];
             snprintf(what, sizeof what, "experts up, tile %d, %d rows of %d", t.n, rows, c[1]);
             compare(what, restored(hidden, pairs, INNER), expected, hidden_n, 8e-3);
+            compare("  shared expert", restored(hidden + hidden_n, rows, SHARED), own_hidden, own_n,
+                    8e-3);
             RUN(plain_reorder, pairs, 1, 128, 0, expected, hidden_bf, (int)INNER);
             RUN(plain_product, blocks(H, 128), pairs, 128, 0, hidden_bf, m.down, of_pair, (int)H,
                 none, expected_out, (int)H);
             poison(out, out_n * 4);
-            run_down(t, n, hidden_bf, m.down, g, out);
+            poison(own, (size_t)rows * H * 4);
+            run_down(t, n, hidden_bf, m, g, out, own, rows);
             snprintf(what, sizeof what, "experts down, tile %d, %d rows of %d", t.n, rows, c[1]);
             compare(what, out, expected_out, out_n, 4e-3);
+            compare("  shared expert", own, expected_own, (size_t)rows * H, 4e-3);
         }
-        cuda_groups all = {nullptr, nullptr, nullptr, nullptr, rows, 0};
-        const expert_tile &t = EXPERT_TILES[2];
-        bf16 *own = take<bf16>((size_t)rows * SHARED);
-        float *g = take<float>((size_t)rows * SHARED), *u = take<float>((size_t)rows * SHARED);
-        const int32_t *none = nullptr;
-        RUN(plain_product, blocks(SHARED, 128), rows, 128, 0, x, m.shared_gate, none, 0, none, g,
-            (int)SHARED);
-        RUN(plain_product, blocks(SHARED, 128), rows, 128, 0, x, m.shared_up, none, 0, none, u,
-            (int)SHARED);
-        RUN(plain_swiglu, 264, 1, 256, 0, g, u, g, rows * (int)SHARED);
-        run_up(t, blocks(rows, t.n), x, m.shared_gate, all, own, SHARED);
-        compare("shared expert, first half", restored(own, rows, SHARED), g, (size_t)rows * SHARED,
-                8e-3);
         check_combine(m, rows, out);
         release();
     }
@@ -659,9 +665,9 @@ static delta_layer make_delta(int rows, int pos) {
     return d;
 }
 static void run_convolve(const delta_layer &d) {
-    RUN(prompt_convolve, 2 * K_HEADS + V_HEADS, blocks(d.rows, CONV_WARPS * CONV_ROWS),
-        CONV_WARPS * 32, 0, d.proj, d.width, (const float4 *)d.taps, d.slot_device, d.rows, 0,
-        d.channels);
+    int each = prefill_convolve_each(d.rows);
+    RUN(prompt_convolve, 2 * K_HEADS + V_HEADS, blocks(d.rows, CONV_WARPS * each), CONV_WARPS * 32,
+        0, d.proj, d.width, (const float4 *)d.taps, d.slot_device, d.rows, 0, d.channels, each);
 }
 static void run_pieces(const delta_layer &d) {
     RUN(delta_pieces, d.pieces, V_HEADS, PIECES_THREADS, PIECES_SHARED, d.channels, d.parts, d.rate,
@@ -715,8 +721,9 @@ static void check_delta() {
 }
 
 struct attention_layer {
-    int rows, width;
-    float *proj, *q_norm, *k_norm, *inv_freq;
+    int rows, width, segments;
+    float *proj, *q_norm, *k_norm, *inv_freq, *parts;
+    float2 *sums;
     bf16 *queries, *mix;
     cuda_slot slot, *slot_device;
 };
@@ -740,19 +747,35 @@ static attention_layer make_attention(int rows, int pos) {
     a.slot.values = bf16s(kv, -1, 1);
     a.slot_device = take<cuda_slot>(1);
     send(a.slot_device, &a.slot, sizeof a.slot);
+    a.segments = (pos + rows + PREFILL_SEGMENT - 1) / PREFILL_SEGMENT;
+    size_t lines = (size_t)rows * Q_HEADS * (size_t)(rows > 512 ? 1 : a.segments);
+    a.parts = take<float>(lines * HEAD);
+    a.sums = take<float2>(lines);
     return a;
 }
 static void run_rows(const attention_layer &a) {
     RUN(prompt_attention_rows, a.rows, 1, 256, 0, a.proj, a.width, a.q_norm, a.k_norm, a.inv_freq,
         a.slot_device, 0, a.queries);
 }
-static void run_flash(const attention_layer &a, int rows) {
-    RUN(prompt_flash, blocks(rows, TOKENS), KV_HEADS, FLASH_THREADS, FLASH_SHARED, a.queries,
-        a.proj, a.width, a.slot_device, rows, 0, a.mix);
+/* split: by segments, then joined. */
+static void run_flash(const attention_layer &a, int rows, bool split) {
+    RUN(prompt_flash, blocks(rows, TOKENS), KV_HEADS * (split ? a.segments : 1), FLASH_THREADS,
+        FLASH_SHARED, a.queries, a.proj, a.width, a.slot_device, rows, 0, a.mix, a.parts, a.sums,
+        (int)split);
+    if (split) {
+        RUN(prompt_join, rows, 1, 256, 0, a.parts, a.sums, a.proj, a.width, a.slot_device, rows,
+            a.mix);
+    }
 }
 
 static void check_attention() {
-    const int cases[][2] = {{1, 0}, {5, 62}, {64, 0}, {130, 0}, {33, 1000}};
+    const int cases[][2] = {{1, 0},
+                            {5, 62},
+                            {64, 0},
+                            {130, 0},
+                            {33, 1000},
+                            {50, PREFILL_SEGMENT - 20},
+                            {45, 2 * PREFILL_SEGMENT + 100}};
     for (const int *c : cases) {
         int rows = c[0], heads = Q_HEADS + 2 * KV_HEADS, most = c[1] + rows;
         attention_layer a = make_attention(rows, c[1]);
@@ -788,13 +811,17 @@ static void check_attention() {
         RUN(plain_attention, Q_HEADS, rows, HEAD, 0, a.queries, a.proj, a.width, a.slot_device, 0,
             scores, most, mix);
         poison(a.mix, (size_t)rows * Q_DIM * 2);
-        run_flash(a, rows);
+        poison(a.parts, (size_t)rows * Q_DIM * 4 * (size_t)a.segments);
+        run_flash(a, rows, false);
         snprintf(what, sizeof what, "attention, %d rows at %d", rows, c[1]);
         compare(what, restored(a.mix, rows, Q_DIM), mix, (size_t)rows * Q_DIM, 6e-3);
         if (rows > 40) { /* the first rows alone give the same bits */
             bf16 *whole = take<bf16>((size_t)rows * Q_DIM);
             copy(whole, a.mix, (size_t)rows * Q_DIM * 2);
-            run_flash(a, 37);
+            poison(a.mix, (size_t)rows * Q_DIM * 2);
+            run_flash(a, rows, true);
+            same_bits("  by segments", a.mix, whole, (size_t)rows * Q_DIM * 2);
+            run_flash(a, 37, false);
             same_bits("  its first 37 rows alone", a.mix, whole, (size_t)37 * Q_DIM * 2);
         }
         release();

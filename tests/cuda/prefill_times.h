@@ -73,7 +73,8 @@ static void time_decisive() {
 static void time_moe(int rows, int first_tile, int end_tile) {
     moe m = make_moe(rows, EXPERTS);
     int pairs = rows * TOP_K, used = std::min(pairs, (int)EXPERTS);
-    bf16 *x = bf16s((size_t)rows * H, -1, 1), *hidden = take<bf16>((size_t)pairs * INNER);
+    bf16 *x = bf16s((size_t)rows * H, -1, 1),
+         *hidden = take<bf16>((size_t)pairs * INNER + (size_t)rows * SHARED);
     float *out = take<float>((size_t)pairs * H);
     float *residual = floats((size_t)rows * H, -1, 1), *own = take<float>((size_t)rows * H);
     double n = rows, each = pairs;
@@ -91,24 +92,12 @@ static void time_moe(int rows, int first_tile, int end_tile) {
         report("counts, route, group", name, rows, us, 0, each * 16);
         unsigned all = (unsigned)(pairs / tile.n + used);
         double touched = used == EXPERTS ? 1 : (double)used / EXPERTS;
-        us = microseconds(4, [&](int) { run_up(tile, all, x, m.gate, g, hidden, INNER); });
-        report("experts up", name, rows, us, 4.0 * each * INNER * H,
+        us = microseconds(4, [&](int) { run_up(tile, all, x, m, g, hidden, rows); });
+        report("experts up", name, rows, us, 4.0 * (each * INNER + n * SHARED) * H,
                touched * 2 * mat_bytes(m.gate) + n * H * 2 + each * INNER * 2);
-        us = microseconds(4, [&](int) { run_down(tile, all, hidden, m.down, g, out); });
-        report("experts down", name, rows, us, 2.0 * each * INNER * H,
+        us = microseconds(4, [&](int) { run_down(tile, all, hidden, m, g, out, own, rows); });
+        report("experts down", name, rows, us, 2.0 * (each * INNER + n * SHARED) * H,
                touched * mat_bytes(m.down) + each * INNER * 2 + each * H * 4);
-    }
-    cuda_groups own_rows = {nullptr, nullptr, nullptr, nullptr, rows, 0};
-    for (int t = first_tile; t < end_tile; t++) {
-        const expert_tile &tile = EXPERT_TILES[t];
-        char name[16];
-        snprintf(name, sizeof name, "128x%d", tile.n);
-        us = microseconds(6, [&](int) {
-            run_up(tile, blocks(rows, tile.n), x, m.shared_gate, own_rows, hidden, SHARED);
-            run_down(tile, blocks(rows, tile.n), hidden, m.shared_down, own_rows, own);
-        });
-        report("shared expert", name, rows, us, 6.0 * n * SHARED * H,
-               3 * mat_bytes(m.shared_up) + n * H * 6);
     }
     float *weight = floats(H, 0.5f, 1.5f), *sums = take<float>((size_t)rows * H / 64);
     bf16 *high = take<bf16>((size_t)rows * H), *low = take<bf16>((size_t)rows * H);
@@ -158,7 +147,8 @@ static void time_flash(int rows, int pos) {
     snprintf(depth, sizeof depth, "@%d", pos);
     double us = microseconds(4, [&](int) { run_rows(a); });
     if (!pos) report("attention rows", "", rows, us, 0, n * (a.width * 4 + Q_DIM * 2));
-    us = microseconds(pos > 8192 ? 2 : 4, [&](int) { run_flash(a, rows); });
+    bool split = prefill_split(pos, rows, KV_HEADS, 4096, 132) > 0;
+    us = microseconds(pos > 8192 ? 2 : 4, [&](int) { run_flash(a, rows, split); });
     report("attention", depth, rows, us, 4.0 * seen * Q_DIM,
            (pos + n) * KV_DIM * 4 + n * Q_DIM * 8);
     release();

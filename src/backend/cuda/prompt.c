@@ -8,7 +8,8 @@
 #include "backend/cuda/kernels/prefill_kernels.h"
 
 enum {
-    DECISIVE_GROUPS = 4096 / 64 / PREFILL_DECISIVE_PARTS, /* of the widest hidden state */
+    DECISIVE_COLS = 2048, /* widest hidden state and most outputs of a product that decides */
+    DECISIVE_GROUPS = DECISIVE_COLS / 64 / PREFILL_DECISIVE_PARTS,
     DECISIVE_OUTPUTS = 320
 };
 
@@ -26,12 +27,14 @@ static const struct {
                {"prefill_deltanet", "prompt_gated_norm", 0},
                {"prefill_attention", "prompt_attention_rows", 0},
                {"prefill_attention", "prompt_flash", PREFILL_FLASH_SHARED},
+               {"prefill_attention", "prompt_join", 0},
 #define TILED(name, wgs, n, stages)     {"prefill_gemm", name, PREFILL_TILE_SHARED(wgs, n, stages)},
 #define DENSE(wgs, n, stages, at_least) TILED("dense_" #wgs "_" #n, wgs, n, stages)
 #define EXPERTS(n, stages, at_least)                                                               \
     TILED("prompt_up_" #n, 2, n, stages) TILED("prompt_down_" #n, 2, n, stages)
 #define DECISIVE(n, stages)                                                                        \
-    {"prefill_small", "prompt_decisive_" #n, (n) * ((stages)*256 + DECISIVE_GROUPS * 4) + 1024},
+    {"prefill_small", "prompt_decisive_" #n,                                                       \
+     PREFILL_DECISIVE_SHARED(n, stages, 2 * DECISIVE_OUTPUTS, DECISIVE_GROUPS)},
                PREFILL_DENSE_TILES(DENSE) PREFILL_EXPERT_TILES(EXPERTS)
                    PREFILL_DECISIVE_TILES(DECISIVE)};
 
@@ -53,9 +56,10 @@ static bool suits(const struct backend_model *m) {
     }
     if (PREFILL_DECISIVE_PARTS * (s->experts + 1) + s->hidden / 64 + s->experts > s->hidden ||
         s->experts >= DECISIVE_OUTPUTS || 2 * s->gdn_v_heads > DECISIVE_OUTPUTS ||
-        s->experts > 256) {
+        s->experts > 256 || s->hidden > DECISIVE_COLS) {
         return false;
     }
+    if (s->q_dim > s->gdn_v_dim || s->q_heads > s->gdn_v_heads) return false; /* room for parts */
     if (s->top_k != 8 || s->head_dim != 256 || s->rotary_dim != 64 || s->gdn_head_dim != 128) {
         return false;
     }
@@ -182,8 +186,9 @@ static int delta_rule(struct backend_model *m, const struct cuda_run *run, int32
     CUdeviceptr of_p = p->block + p->at[2], of_u = p->block + p->at[3], channels = x->queries;
     int32_t rows = cuda_run_rows(run), width = m->proj_width, kind = shape_kind_index(s, l);
     int32_t heads = s->gdn_v_heads, pieces = prefill_pieces(run->slots[0].pos, rows);
+    int32_t each = prefill_convolve_each(rows);
     int rc = launch(m, prefill_convolve(rows, 2 * s->gdn_k_heads + heads),
-                    ARGS(&x->wide, &width, &w.conv, &slot, &rows, &kind, &channels), err);
+                    ARGS(&x->wide, &width, &w.conv, &slot, &rows, &kind, &channels, &each), err);
     if (rc == LILY_OK) {
         rc = launch(m, prefill_delta_pieces(pieces, heads),
                     ARGS(&channels, &p->scores, &w.decay_rate, &w.dt_bias, &slot, &rows, &decays,
@@ -226,26 +231,39 @@ static int attention(struct backend_model *m, const struct cuda_run *run, int32_
             ARGS(&x->wide, &width, &w.q_norm, &w.k_norm, &m->dw.inv_freq, &slot, &kind, &queries),
             err);
     }
+    /* Sums of segments of the context, in what DeltaNet layers use. */
+    CUdeviceptr parts = x->delta, sums = x->gates;
+    int32_t split = prefill_split(run->slots[0].pos, rows, s->kv_heads, m->rows, m->processors);
     if (rc == LILY_OK) {
-        rc = launch(m, prefill_flash(rows, s->kv_heads),
-                    ARGS(&queries, &x->wide, &width, &slot, &rows, &kind, &x->mix_bf), err);
+        rc = launch(m, prefill_flash(rows, s->kv_heads, split),
+                    ARGS(&queries, &x->wide, &width, &slot, &rows, &kind, &x->mix_bf, &parts, &sums,
+                         &split),
+                    err);
+    }
+    if (rc == LILY_OK && split) {
+        rc = launch(m, prefill_join(rows),
+                    ARGS(&parts, &sums, &x->wide, &width, &slot, &rows, &x->mix_bf), err);
     }
     return rc == LILY_OK ? product(m, w.o, x->mix_bf, x->out, s->hidden, rows, err) : rc;
 }
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-/* hidden = silu(gate in) * (up in), out = down hidden, for `blocks` blocks of at most `height`.
- * Gate and up are one matrix of tiles. */
-static int two_halves(struct backend_model *m, int32_t height, uint32_t blocks,
-                      struct cuda_mat gate_up, struct cuda_mat down, struct cuda_groups groups,
-                      int32_t inner, CUdeviceptr hidden, CUdeviceptr out, lily_err *err) {
-    int32_t h = model_shape(m)->hidden;
-    int rc = launch(m, prefill_experts(true, height, blocks, inner, h),
-                    ARGS(&m->x.normed_bf, &gate_up, &groups, &hidden, &inner), err);
+/* Both halves, of the chosen experts and of the shared one: x.wide[place], x.out[row]. Gate and up
+ * are one matrix of tiles. */
+static int two_halves(struct backend_model *m, int32_t l, int32_t height, struct cuda_groups groups,
+                      int32_t rows, lily_err *err) {
+    const struct shape *s = model_shape(m);
+    struct cuda_layer w = m->dw.layer[l];
+    struct cuda_scratch *x = &m->x;
+    uint32_t blocks = prefill_expert_blocks(rows, s->experts, s->top_k, height);
+    int32_t widest = s->expert_width > s->shared_width ? s->expert_width : s->shared_width;
+    int rc = launch(m, prefill_experts(true, height, blocks, widest, s->hidden),
+                    ARGS(&x->normed_bf, &w.gate, &groups, &x->hidden, &w.shared_gate, &rows), err);
     if (rc != LILY_OK) return rc;
-    return launch(m, prefill_experts(false, height, blocks, inner, h),
-                  ARGS(&hidden, &down, &groups, &out), err);
+    return launch(m, prefill_experts(false, height, blocks, widest, s->hidden),
+                  ARGS(&x->hidden, &w.down, &groups, &x->wide, &w.shared_down, &x->out, &rows),
+                  err);
 }
 
 /* The norm behind the experts: of the next layer, or none. */
@@ -281,14 +299,7 @@ static int experts(struct backend_model *m, const struct cuda_run *run, int32_t 
     if (rc != LILY_OK) return rc;
     struct cuda_groups sorted = {
         .begin = begin, .blocks = list, .n_blocks = count, .pairs = x->pairs};
-    rc = two_halves(m, height, prefill_expert_blocks(rows, s->experts, s->top_k, height), w->gate,
-                    w->down, sorted, s->expert_width, x->hidden, x->wide, err);
-    if (rc != LILY_OK) return rc;
-    CUdeviceptr own = x->hidden + (size_t)rows * (size_t)s->top_k * (size_t)s->expert_width * 2;
-    struct cuda_groups all = {.n_rows = rows};
-    height = prefill_shared_height(rows);
-    rc = two_halves(m, height, prefill_blocks(rows, height), w->shared_gate, w->shared_down, all,
-                    s->shared_width, own, x->out, err);
+    rc = two_halves(m, l, height, sorted, rows, err);
     return rc == LILY_OK ? combine(m, l + 1, rows, err) : rc;
 }
 

@@ -16,3 +16,5 @@
 #define SHAPE_SHARED_WIDTH 512
 #define SHAPE_MAX_CONTEXT  262144
 #include "model/shapes/shape_common.h"
+
+#define PREFILL_SEGMENT 256 /* several of them in what is small enough for a processor */

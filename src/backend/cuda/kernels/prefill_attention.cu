@@ -51,8 +51,14 @@ KERNEL prompt_attention_rows(const float *proj, int width, const float *q_norm, 
 /* A block takes TOKENS consecutive rows of one key head, ROWS query rows, 64 of them a warpgroup,
  * and runs over the keys in tiles of SPAN positions on the absolute grid, so that a row's sums
  * depend on its own position alone. While the values of one tile are multiplied, the scores of the
- * next one become weights; the tiles after that are on their way. */
+ * next one become weights; the tiles after that are on their way.
+ *
+ * The context is summed in segments of PREFILL_SEGMENT positions, each from nothing, which are then
+ * joined in order (join). A block runs over all of them and keeps the sum of those before in
+ * memory; or, where rows are few, it takes one segment and prompt_join joins them: the same
+ * operations on the same values. */
 enum { FLASH_THREADS = 256, ROWS = 128, TOKENS = ROWS / KV_GROUP, SPAN = 64, DEPTH = HEAD / 64 };
+enum { SEGMENT_SPANS = PREFILL_SEGMENT / SPAN };
 enum { Q_SIZE = ROWS * HEAD * 2, SPAN_SIZE = SPAN * HEAD * 2 };
 enum { FLASH_SHARED = Q_SIZE + 4 * SPAN_SIZE + FLASH_THREADS * 4 + SHARED_SLACK };
 static_assert((int)FLASH_SHARED == PREFILL_FLASH_SHARED, "what the host asks for");
@@ -99,14 +105,16 @@ __device__ __forceinline__ void to_weights(float (&s)[SPAN / 2], softmax_rows &r
         most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
         most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
         most = fmaxf(rows.top[half], most * scale);
-        rows.fade[half] = power_of_two(rows.top[half] - most);
+        float sunk = most;
+        if (masked && most == -INFINITY) sunk = 0; /* nothing of this segment is before the row */
+        rows.fade[half] = power_of_two(rows.top[half] - sunk);
         rows.top[half] = most;
         float sum = 0;
 #pragma unroll
         for (int j = 0; j < SPAN / 8; j++) {
             float &a = s[4 * j + 2 * half], &b = s[4 * j + 2 * half + 1];
-            a = power_of_two(fmaf(a, scale, -most));
-            b = power_of_two(fmaf(b, scale, -most));
+            a = power_of_two(fmaf(a, scale, -sunk));
+            b = power_of_two(fmaf(b, scale, -sunk));
             sum += a + b;
         }
         rows.total[half] = rows.total[half] * rows.fade[half] + sum;
@@ -144,17 +152,78 @@ __device__ __forceinline__ void mix_values(float (&out)[HEAD / 2],
     products_commit();
 }
 
+/* ---- segments -------------------------------------------------------------------------------- */
+
+/* How the sums of segments before weigh against those of the next one. */
+struct join {
+    float top, before, next;
+    __device__ __forceinline__ join(float top_before, float top_next) {
+        top = fmaxf(top_before, top_next);
+        float sunk = top == -INFINITY ? 0 : top; /* both are empty */
+        before = power_of_two(top_before - sunk);
+        next = power_of_two(top_next - sunk);
+    }
+    __device__ __forceinline__ float operator()(float x_before, float x_next) const {
+        return fmaf(x_before, before, x_next * next);
+    }
+};
+
+/* Where sums lie between segments: rows of a chunk times query heads. */
+struct flash_parts {
+    float *out;   /* [row][Q_HEADS][HEAD] */
+    float2 *sums; /* [row][Q_HEADS] largest score and sum of weights */
+};
+
+/* Four lanes' sums of weights of a row. */
+__device__ __forceinline__ float sum_of_four(float x) {
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+
+/* A segment's sums of one of a thread's two rows, joined with those before (where there are), to
+ * memory, or, where `last`, back to the registers. line: row times Q_HEADS plus head. */
+__device__ __forceinline__ void join_segment(const flash_parts &parts, int64_t line, bool valid,
+                                             bool first, bool last, float top, float &total,
+                                             float (&out)[HEAD / 2], int half) {
+    int lane = threadIdx.x % 32;
+    total = sum_of_four(total);
+    float2 sums = first || !valid ? make_float2(-INFINITY, 0) : parts.sums[line];
+    __syncwarp(); /* all four have read them */
+    if (!valid) return;
+    float2 *to = (float2 *)(parts.out + line * HEAD + lane % 4 * 2);
+    join both(sums.x, top);
+    total = both(sums.y, total);
+#pragma unroll
+    for (int j = 0; j < HEAD / 8; j++) {
+        float &x = out[4 * j + 2 * half], &y = out[4 * j + 2 * half + 1];
+        if (!first) {
+            float2 before = to[j * 4];
+            x = both(before.x, x);
+            y = both(before.y, y);
+        }
+        if (!last) to[j * 4] = make_float2(x, y);
+    }
+    if (!last && lane % 4 == 0) parts.sums[line] = make_float2(both.top, total);
+}
+
 /* mix[r][h] = softmax(query . keys / sqrt(HEAD)) values * sigmoid(gate), bf16 reordered; proj[r]
- * holds the gates. Grid: blocks of TOKENS rows in x, key heads in y. */
+ * holds the gates. Grid: blocks of TOKENS rows in x, key heads in y; with split, key heads times
+ * segments in y, and segment s leaves its sums in rows s * rows and on of parts. */
 KERNEL __launch_bounds__(FLASH_THREADS, 1)
     prompt_flash(const bf16 *queries, const float *proj, int width, const cuda_slot *slot, int rows,
-                 int layer, bf16 *mix) {
+                 int layer, bf16 *mix, float *parts_out, float2 *parts_sums, int split) {
     SHARED_PIECES(memory);
     begin_after_previous();
-    int tid = threadIdx.x, lane = tid % 32, kv = blockIdx.y;
+    int tid = threadIdx.x, lane = tid % 32, kv = blockIdx.y % KV_HEADS;
+    int segment = blockIdx.y / KV_HEADS;
+    flash_parts parts = {parts_out + (int64_t)segment * rows * Q_DIM,
+                         parts_sums + (int64_t)segment * rows * Q_HEADS};
     int r0 = ((int)gridDim.x - 1 - (int)blockIdx.x) * TOKENS; /* long ones first */
     int pos0 = slot->pos + r0, n = min((int)TOKENS, rows - r0);
     int end = pos0 + n; /* positions that any row here sees */
+    int first = segment * SEGMENT_SPANS, spans = (end + SPAN - 1) / SPAN;
+    if (first >= spans) return;
+    if (split) spans = min(spans, first + SEGMENT_SPANS);
     int64_t head = ((int64_t)layer * KV_HEADS + kv) * slot->capacity * HEAD;
     const bf16 *keys = slot->keys + head, *values = slot->values + head;
     shared_at q = shared_address(memory), k = q + Q_SIZE, v = k + 2 * SPAN_SIZE;
@@ -169,11 +238,10 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
                            (kv * KV_GROUP + row % KV_GROUP) * HEAD + p * 8;
         copy16(q + (uint32_t)(p / 8 * ROWS * 128) + part_at(row, p % 8), from, valid);
     }
-    int spans = (end + SPAN - 1) / SPAN;
-    copy_span(k, keys, 0, end);
+    copy_span(k, keys, first * SPAN, end);
     copy_commit();
-    copy_span(v, values, 0, end);
-    if (spans > 1) copy_span(k + SPAN_SIZE, keys, SPAN, end);
+    copy_span(v, values, first * SPAN, end);
+    if (spans > first + 1) copy_span(k + SPAN_SIZE, keys, (first + 1) * SPAN, end);
     copy_commit();
 
     int own = tid / 32 * 16 + lane / 4;
@@ -194,10 +262,18 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
     score(s, own_q, k);
     products_wait<0>();
     hold(s);
-    to_weights(s, row, 0, SPAN > pos0 + 1);
+    to_weights(s, row, first * SPAN, (first + 1) * SPAN > pos0 + 1);
     pack_weights(s, weights);
 
-    for (int span = 0; span + 1 < spans; span++) {
+    /* Lines of parts of this thread's two rows. */
+    int64_t lines = (int64_t)(r0 + own / KV_GROUP) * Q_HEADS + kv * KV_GROUP + own % KV_GROUP;
+    static_assert(8 % KV_GROUP == 0, "the second row is a later token's, of the same head");
+    enum { SECOND = 8 / KV_GROUP * Q_HEADS };
+    bool valid[2] = {own / KV_GROUP < n, (own + 8) / KV_GROUP < n};
+    static_assert(SEGMENT_SPANS % 2 == 0, "tiles take turns, the first of a segment first");
+
+    for (int span = first; span + 1 < spans; span++) {
+        bool edge = (span + 1) % SEGMENT_SPANS == 0; /* the next tile begins a segment */
         copy_wait<0>();
         publish_shared();
         __syncthreads(); /* these values and the next keys are here, the other tiles are free */
@@ -209,10 +285,19 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
         copy_commit();
         products_wait<1>();
         hold(s);
+        float top[2] = {row.top[0], row.top[1]}, total[2] = {row.total[0], row.total[1]};
+        if (edge) row.top[0] = row.top[1] = -INFINITY, row.total[0] = row.total[1] = 0;
         to_weights(s, row, (span + 1) * SPAN, (span + 2) * SPAN > pos0 + 1);
         settle(v + 2 * SPAN_SIZE + tid * 4, row.total[0] + row.total[1]); /* during the products */
         products_wait<0>();
         hold(out);
+        if (edge) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                join_segment(parts, lines + half * SECOND, valid[half], span < SEGMENT_SPANS, false,
+                             top[half], total[half], out, half);
+            }
+        }
 #pragma unroll
         for (int i = 0; i < HEAD / 2; i++) out[i] *= row.fade[i / 2 % 2];
         pack_weights(s, weights);
@@ -225,12 +310,18 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
     products_wait<0>();
     hold(out);
 
+    bool alone = split || spans <= SEGMENT_SPANS;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        join_segment(parts, lines + half * SECOND, valid[half], alone, !split, row.top[half],
+                     row.total[half], out, half);
+    }
+    if (split) return;
+
     __syncthreads(); /* all queries have been read: their place takes the result */
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = row.total[half];
-        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
         int line = own + half * 8, t = line / KV_GROUP, h = kv * KV_GROUP + line % KV_GROUP;
         if (t >= n) continue;
         const float *gate = proj + (int64_t)(r0 + t) * width + (2 * h + 1) * HEAD + lane % 4 * 2;
@@ -255,5 +346,58 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
                    (kv * KV_GROUP + line % KV_GROUP) * HEAD + p * 8) =
             *(const uint4 *)(memory + line * HEAD * 2 + p / 16 * 256 +
                              ((p % 16 ^ (line & 7)) * 16));
+    }
+}
+
+/* The segments of prompt_flash with split, joined. Grid: rows. */
+KERNEL __launch_bounds__(256)
+    prompt_join(const float *parts_out, const float2 *parts_sums, const float *proj, int width,
+                const cuda_slot *slot, int rows, bf16 *mix) {
+    enum { EACH = 16 }; /* dimensions a thread and turn */
+    __shared__ __align__(16) float values[256 / (HEAD / EACH)][HEAD / ORDERED][ORDERED + 4];
+    begin_after_previous();
+    int r = blockIdx.x, of_head = threadIdx.x / (HEAD / EACH),
+        d = threadIdx.x % (HEAD / EACH) * EACH;
+    int end = slot->pos + min(r / TOKENS * TOKENS + (int)TOKENS, rows);
+    int segments = (end + PREFILL_SEGMENT - 1) / PREFILL_SEGMENT;
+    for (int h0 = 0; h0 < Q_HEADS; h0 += 256 / (HEAD / EACH)) {
+        int h = h0 + of_head;
+        if (h < Q_HEADS) {
+            float top = -INFINITY, total = 0, out[EACH];
+            for (int s = 0; s < segments; s++) {
+                int64_t line = ((int64_t)s * rows + r) * Q_HEADS + h;
+                float2 sums = parts_sums[line];
+                join both(top, sums.x);
+                top = both.top;
+                total = both(total, sums.y);
+#pragma unroll
+                for (int i = 0; i < EACH; i += 4) {
+                    float4 x = *(const float4 *)(parts_out + line * HEAD + d + i);
+                    const float next[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        out[i + k] = s ? both(out[i + k], next[k]) : next[k];
+                    }
+                }
+            }
+            const float *gate = proj + (int64_t)r * width + (2 * h + 1) * HEAD + d;
+            float scale = 1.0f / total;
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                values[of_head][d / ORDERED][d % ORDERED + i] =
+                    out[i] * scale * quick_sigmoid(gate[i]);
+            }
+        }
+        __syncthreads();
+        if (h < Q_HEADS) {
+            int64_t to = (int64_t)r * Q_DIM + h * HEAD + d;
+#pragma unroll
+            for (int i = 0; i < EACH; i += 8) {
+                const float *block = values[of_head][d / ORDERED];
+                *(uint4 *)(mix + to + i) =
+                    reordered_part((d % ORDERED + i) / 8, [&](int k) { return block[k]; });
+            }
+        }
+        __syncthreads();
     }
 }

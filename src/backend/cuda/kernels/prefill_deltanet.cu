@@ -10,31 +10,31 @@
  * is multiplied as the sum of two bf16. */
 #include "prefill_common.cuh"
 
-enum { PIECE = 64, CONV_WARPS = 4, CONV_ROWS = 16 };
+enum { PIECE = 64, CONV_WARPS = 4 };
 
 /* Rows [first, end) of the chunk that piece i of the grid holds, the first of them at position
  * `skipped` of the piece. */
 struct piece_rows {
     int first, end, skipped;
 };
-__device__ __forceinline__ piece_rows rows_of_piece(const cuda_slot &slot, int i, int rows) {
-    int begin = i * PIECE - slot.pos % PIECE;
+__device__ __forceinline__ piece_rows rows_of_piece(int pos, int i, int rows) {
+    int begin = i * PIECE - pos % PIECE;
     piece_rows p = {max(begin, 0), min(begin + PIECE, rows), 0};
     p.skipped = p.first - begin;
     return p;
 }
 
 /* channels[r][c] = silu(conv of the last four inputs), bf16, for one head of 128 channels a warp,
- * four channels a lane, CONV_ROWS rows each; queries and keys divided by their length, queries by
+ * four channels a lane, `each` rows a warp; queries and keys divided by their length, queries by
  * sqrt(DIM) too. The inputs lie in proj[r][0 .. CONV_DIM). The last three go to the slot. Grid:
- * heads in x, row blocks of CONV_WARPS * CONV_ROWS in y. */
+ * heads in x, blocks of CONV_WARPS * each rows in y. */
 KERNEL __launch_bounds__(CONV_WARPS * 32)
     prompt_convolve(const float *proj, int width, const float4 *taps, const cuda_slot *slot,
-                    int rows, int layer, bf16 *channels) {
+                    int rows, int layer, bf16 *channels, int each) {
     begin_after_previous();
     int head = blockIdx.x, lane = threadIdx.x % 32, c = head * DIM + lane * 4;
-    int begin = (blockIdx.y * CONV_WARPS + threadIdx.x / 32) * CONV_ROWS;
-    int end = min(begin + CONV_ROWS, rows);
+    int begin = (blockIdx.y * CONV_WARPS + threadIdx.x / 32) * each;
+    int end = min(begin + each, rows);
     if (begin >= end) return;
     const float *history = slot->conv_in + (int64_t)layer * 3 * CONV_DIM;
     auto input = [&](int i) { /* row i; negative: before this chunk */
@@ -253,7 +253,7 @@ KERNEL __launch_bounds__(PIECES_THREADS, 3)
     int head = blockIdx.y, key_head = head / (V_HEADS / K_HEADS), tid = threadIdx.x;
     int lane = tid % 32, m = tid / 32 * 16;
     int64_t piece = (int64_t)head * gridDim.x + blockIdx.x;
-    piece_rows in = rows_of_piece(*slot, blockIdx.x, rows);
+    piece_rows in = rows_of_piece(slot->pos, blockIdx.x, rows);
     shared_at at = shared_address(shared);
     copy_channels<PIECES_THREADS>(at + Q_AT, channels, key_head * DIM, in);
     copy_channels<PIECES_THREADS>(at + K_AT, channels, K_DIM + key_head * DIM, in);
@@ -357,12 +357,13 @@ KERNEL __launch_bounds__(STATE_THREADS, 1)
     int head = blockIdx.x / (DIM / COLUMNS), c0 = blockIdx.x % (DIM / COLUMNS) * COLUMNS;
     int key_head = head / (V_HEADS / K_HEADS), tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     int m = warp % 4 * 16, n0 = warp / 4 * 16; /* of the first two products */
+    const int pos = slot->pos;
     shared_at at = shared_address(shared);
 
     auto copy = [&](int i) {
         int64_t piece = (int64_t)head * pieces + i;
         shared_at set = at + i % 2 * SET;
-        piece_rows in = rows_of_piece(*slot, i, rows);
+        piece_rows in = rows_of_piece(pos, i, rows);
         copy_channels<STATE_THREADS>(set + SQ_AT, channels, key_head * DIM, in);
         copy_channels<STATE_THREADS>(set + SK_AT, channels, K_DIM + key_head * DIM, in);
 #pragma unroll
@@ -406,19 +407,24 @@ KERNEL __launch_bounds__(STATE_THREADS, 1)
         }
     publish();
 
-    for (int i = 0; i < pieces; i++) {
-        piece_rows in = rows_of_piece(*slot, i, rows);
-        const float *c = decay[i % 2];
-        shared_at set = at + i % 2 * SET;
-        float2 goal[2][2]; /* of U: 8-column piece, half */
-        const float *own_u = u + (((int64_t)head * pieces + i) * PIECE + m + lane / 4) * DIM + c0 +
-                             n0 + lane % 4 * 2;
+    float2 goal[2][2]; /* of U: 8-column piece, half */
+    const float *own_u =
+        u + ((int64_t)head * pieces * PIECE + m + lane / 4) * DIM + c0 + n0 + lane % 4 * 2;
+    auto load_goal = [&] {
 #pragma unroll
         for (int j = 0; j < 2; j++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 goal[j][half] = *(const float2 *)(own_u + half * 8 * DIM + j * 8);
             }
+        own_u += PIECE * DIM;
+    };
+    load_goal();
+
+    for (int i = 0; i < pieces; i++) {
+        piece_rows in = rows_of_piece(pos, i, rows);
+        const float *c = decay[i % 2];
+        shared_at set = at + i % 2 * SET;
         copy_wait<0>();
         __syncthreads(); /* the piece and S are here, the other set has been read */
         if (i + 1 < pieces) copy(i + 1);
@@ -452,6 +458,7 @@ KERNEL __launch_bounds__(STATE_THREADS, 1)
                 out[j][2 * half + 1] *= faded;
             }
         }
+        if (i + 1 < pieces) load_goal();
         __syncthreads(); /* N is here, S has been read */
 #pragma unroll
         for (int k = 0; k < PIECE / 16; k++) {

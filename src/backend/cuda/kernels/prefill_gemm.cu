@@ -42,25 +42,27 @@ PREFILL_DENSE_TILES(DENSE)
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-/* Block b of the map: rows [first, first + rows) of the sorted pairs, of one expert. An expert's
- * rows are shared evenly among its blocks, in sixteens. */
+/* Rows [first, first + rows) of the sorted pairs, of one expert, or of all rows, of the shared one.
+ */
 struct expert_rows {
     int expert, first, rows;
+    bool shared;
 };
-__device__ __forceinline__ expert_rows rows_of_block(const cuda_groups &g, int b, int height) {
-    expert_rows out = {0, b * height, 0};
-    if (!g.begin) {
-        out.rows = min(height, g.n_rows - out.first);
-    } else if (b < *g.n_blocks) {
-        int entry = g.blocks[b];
-        out.expert = entry >> 16;
-        int begin = g.begin[out.expert], count = g.begin[out.expert + 1] - begin;
-        int blocks = (count + height - 1) / height, share = (count + blocks - 1) / blocks;
-        share = (share + 15) / 16 * 16;
-        out.first = begin + (entry & 0xffff) * share;
-        out.rows = min(share, begin + count - out.first);
-    }
-    return out;
+
+/* Block b: the shared expert's come first, then those of the map. An expert's rows are shared
+ * evenly among its blocks, in sixteens. */
+__device__ __forceinline__ expert_rows rows_of_block(const cuda_groups &g, int rows, int b,
+                                                     int height) {
+    int own = (rows + height - 1) / height;
+    if (b < own) return {0, b * height, min(height, rows - b * height), true};
+    b -= own;
+    if (b >= *g.n_blocks) return {0, 0, 0, false};
+    int entry = g.blocks[b], expert = entry >> 16;
+    int begin = g.begin[expert], count = g.begin[expert + 1] - begin;
+    int blocks = (count + height - 1) / height, share = (count + blocks - 1) / blocks;
+    share = (share + 15) / 16 * 16;
+    int first = begin + (entry & 0xffff) * share;
+    return {expert, first, min(share, begin + count - first), false};
 }
 
 /* Calls f(tile of the fewest columns that hold the rows): N a multiple of 16 up to MOST. */
@@ -77,8 +79,8 @@ template <int N, class F> __device__ __forceinline__ void with_tile(int rows, F 
  * product's inputs: 16 of every 32. */
 struct experts_up_tile {
     const bf16 *x;
-    const cuda_mat &gate_up;
-    const int32_t *pairs;
+    cuda_mat gate_up;
+    const int32_t *pairs; /* NULL: rows in order */
     bf16 *hidden;
     int inner;
     expert_rows b;
@@ -117,7 +119,7 @@ struct experts_up_tile {
 /* out[place][h] = down_e hidden[place] */
 struct experts_down_tile {
     const bf16 *hidden;
-    const cuda_mat &down;
+    cuda_mat down;
     float *out;
     expert_rows b;
     char *shared;
@@ -154,32 +156,43 @@ template <class Tile, int STAGES> struct staged_tile {
 
 template <int N, int STAGES>
 __device__ void experts_up(const bf16 *x, const cuda_mat &gate_up, const cuda_groups &groups,
-                           bf16 *hidden, int inner) {
+                           bf16 *hidden, const cuda_mat &shared_gate_up, int rows) {
     SHARED_PIECES(shared);
     begin_after_previous();
-    expert_rows b = rows_of_block(groups, blockIdx.y, N);
-    if (b.rows <= 0) return;
-    experts_up_tile tile = {x, gate_up, groups.pairs, hidden, inner, b, shared};
+    expert_rows b = rows_of_block(groups, rows, blockIdx.y, N);
+    int inner = b.shared ? SHARED : INNER;
+    if (b.rows <= 0 || (int)blockIdx.x * 64 >= inner) return;
+    experts_up_tile tile = {x,
+                            b.shared ? shared_gate_up : gate_up,
+                            b.shared ? nullptr : groups.pairs,
+                            b.shared ? hidden + (int64_t)rows * TOP_K * INNER : hidden,
+                            inner,
+                            b,
+                            shared};
     with_tile<N>(b.rows, staged_tile<experts_up_tile, STAGES>{tile});
 }
 template <int N, int STAGES>
 __device__ void experts_down(const bf16 *hidden, const cuda_mat &down, const cuda_groups &groups,
-                             float *out) {
+                             float *out, const cuda_mat &shared_down, float *shared_out, int rows) {
     SHARED_PIECES(shared);
     begin_after_previous();
-    expert_rows b = rows_of_block(groups, blockIdx.y, N);
+    expert_rows b = rows_of_block(groups, rows, blockIdx.y, N);
     if (b.rows <= 0) return;
-    experts_down_tile tile = {hidden, down, out, b, shared};
+    experts_down_tile tile = {b.shared ? hidden + (int64_t)rows * TOP_K * INNER : hidden,
+                              b.shared ? shared_down : down, b.shared ? shared_out : out, b,
+                              shared};
     with_tile<N>(b.rows, staged_tile<experts_down_tile, STAGES>{tile});
 }
 
 #define EXPERTS(n, stages, at_least)                                                               \
-    KERNEL __launch_bounds__(256, at_least) prompt_up_##n(                                         \
-        const bf16 *x, cuda_mat gate_up, cuda_groups groups, bf16 *hidden, int inner) {            \
-        experts_up<n, stages>(x, gate_up, groups, hidden, inner);                                  \
+    KERNEL __launch_bounds__(256, at_least)                                                        \
+        prompt_up_##n(const bf16 *x, cuda_mat gate_up, cuda_groups groups, bf16 *hidden,           \
+                      cuda_mat shared_gate_up, int rows) {                                         \
+        experts_up<n, stages>(x, gate_up, groups, hidden, shared_gate_up, rows);                   \
     }                                                                                              \
     KERNEL __launch_bounds__(256, at_least)                                                        \
-        prompt_down_##n(const bf16 *hidden, cuda_mat down, cuda_groups groups, float *out) {       \
-        experts_down<n, stages>(hidden, down, groups, out);                                        \
+        prompt_down_##n(const bf16 *hidden, cuda_mat down, cuda_groups groups, float *out,         \
+                        cuda_mat shared_down, float *shared_out, int rows) {                       \
+        experts_down<n, stages>(hidden, down, groups, out, shared_down, shared_out, rows);         \
     }
 PREFILL_EXPERT_TILES(EXPERTS)

@@ -7,9 +7,9 @@
  *   DeltaNet        dense qkvz; decisive b and a; convolve; pieces; states; gated_norm; dense out
  *   attention       dense qkv; attention_rows; flash; dense o
  *   norm            x, add = the mixer's output
- *   experts         decisive router; route; group; up; down; up and down of the shared expert with
- *                   groups.begin 0; combine, with the norm of the next layer
- * Each may begin while the one before it ends and waits for it itself (begin_after_previous).
+ *   experts         decisive router; route; group; up; down, both with the shared expert's;
+ * combine, with the norm of the next layer Each may begin while the one before it ends and waits
+ * for it itself (begin_after_previous).
  */
 #ifndef LILY_CUDA_PREFILL_KERNELS_H
 #define LILY_CUDA_PREFILL_KERNELS_H
@@ -46,8 +46,11 @@ static inline bool prefill_takes(int32_t rows, int32_t cols) {
 #define PREFILL_FLASH_SHARED  (128 * 512 + 4 * 64 * 512 + 256 * 4 + 1024)
 
 /* Tiles of prefill_small.cu: rows, stages. What it multiplies is summed in two parts. */
-#define PREFILL_DECISIVE_TILES(XX) XX(16, 6) XX(32, 6) XX(64, 5)
+#define PREFILL_DECISIVE_TILES(XX) XX(16, 7) XX(32, 6) XX(64, 4)
 #define PREFILL_DECISIVE_PARTS     2
+/* of so many groups of 64 inputs a part; four threads share two rows of weights. */
+#define PREFILL_DECISIVE_SHARED(n, stages, threads, groups)                                        \
+    ((stages) * ((n)*256 + (threads)*32) + (groups) * ((n)*4 + (threads)*4) + (threads)*2 + 1024)
 
 /* dense: x* [rows][w.cols], cuda_mat w, float out, int ldo, int rows. The widest tile that leaves
  * work for every processor. */
@@ -85,23 +88,22 @@ static inline int32_t prefill_expert_height(int32_t rows, int32_t experts, int32
     return mean > 114 ? 160 : mean > 48 ? 128 : mean > 24 ? 64 : mean > 12 ? 32 : 16;
 }
 
-/* The same for the shared expert, which all rows go through. */
-static inline int32_t prefill_shared_height(int32_t rows) {
-    return rows > 768 ? 128 : rows > 16 ? 32 : 16;
-}
-
-/* Blocks of rows that the products of a chunk may have. */
+/* Blocks of rows that the products of a chunk may have, with those of the shared expert, which all
+ * rows go through and which come first. */
 static inline uint32_t prefill_expert_blocks(int32_t rows, int32_t experts, int32_t top_k,
                                              int32_t height) {
     int32_t pairs = rows * top_k;
-    return (uint32_t)(pairs / height + (pairs < experts ? pairs : experts));
+    return prefill_blocks(rows, height) +
+           (uint32_t)(pairs / height + (pairs < experts ? pairs : experts));
 }
 
-/* up: x* , gate and up in turns, cuda_groups, hidden* [places][inner], int inner.
- * down: hidden*, down, cuda_groups, float out [places][H]. blocks: prefill_expert_blocks, or
- * rows / height rounded up for the shared expert. */
+/* up: x*, gate and up in turns, cuda_groups, hidden* [places][inner], then [rows][shared], the
+ * shared expert's gate and up, int rows. down: hidden*, down, cuda_groups, float out [places][H],
+ * the shared expert's down and out, int rows. blocks: prefill_expert_blocks; widest: of both kinds'
+ * inner sizes.
+ */
 static inline struct prefill_launch
-prefill_experts(bool first_half, int32_t height, uint32_t blocks, int32_t inner, int32_t hidden) {
+prefill_experts(bool first_half, int32_t height, uint32_t blocks, int32_t widest, int32_t hidden) {
     static const struct {
         const char *up, *down;
         uint8_t n, stages;
@@ -114,7 +116,7 @@ prefill_experts(bool first_half, int32_t height, uint32_t blocks, int32_t inner,
     while (tile[t].n < height) t++;
     return (struct prefill_launch){"prefill_gemm",
                                    first_half ? tile[t].up : tile[t].down,
-                                   first_half ? prefill_blocks(inner, 64)
+                                   first_half ? prefill_blocks(widest, 64)
                                               : prefill_blocks(hidden, 128),
                                    blocks,
                                    256,
@@ -127,7 +129,7 @@ static inline struct prefill_launch prefill_decisive(int32_t rows, int32_t outpu
                                                      int32_t processors) {
     static const struct {
         const char *name;
-        int32_t n, stages;
+        uint8_t n, stages;
     } tile[] = {
 #define TILE(n, stages) {"prompt_decisive_" #n, n, stages},
         PREFILL_DECISIVE_TILES(TILE)
@@ -138,14 +140,15 @@ static inline struct prefill_launch prefill_decisive(int32_t rows, int32_t outpu
            prefill_blocks(rows, tile[t].n) * PREFILL_DECISIVE_PARTS > (uint32_t)processors) {
         t++;
     }
-    size_t sums = (size_t)prefill_blocks(cols, 64 * PREFILL_DECISIVE_PARTS) * 4;
-    return (struct prefill_launch){"prefill_small",
-                                   tile[t].name,
-                                   prefill_blocks(rows, tile[t].n),
-                                   PREFILL_DECISIVE_PARTS,
-                                   prefill_blocks(outputs, 64) * 128u,
-                                   (size_t)tile[t].n * ((size_t)tile[t].stages * 256 + sums) +
-                                       1024};
+    uint32_t threads = prefill_blocks(outputs, 64) * 128u;
+    uint32_t groups = prefill_blocks(cols, 64 * PREFILL_DECISIVE_PARTS);
+    return (struct prefill_launch){
+        "prefill_small",
+        tile[t].name,
+        prefill_blocks(rows, tile[t].n),
+        PREFILL_DECISIVE_PARTS,
+        threads,
+        PREFILL_DECISIVE_SHARED((size_t)tile[t].n, tile[t].stages, threads, groups)};
 }
 
 /* route: scores (parts), routing, int rows, counts, entries. */
@@ -170,11 +173,20 @@ static inline struct prefill_launch prefill_norm(int32_t rows) {
     return (struct prefill_launch){"prefill_norm", "prompt_norm", (uint32_t)rows, 1, 256, 0};
 }
 
-/* convolve: proj, int width, taps, slot, int rows, int layer, channels bf16 [rows][conv_dim].
- * heads: of queries, keys and values. */
+/* Rows of a warp of convolve, which reads three more: few where there are few. */
+static inline int32_t prefill_convolve_each(int32_t rows) {
+    return rows > 1024 ? 16 : 4;
+}
+
+/* convolve: proj, int width, taps, slot, int rows, int layer, channels bf16 [rows][conv_dim], int
+ * each. heads: of queries, keys and values. */
 static inline struct prefill_launch prefill_convolve(int32_t rows, int32_t heads) {
-    return (struct prefill_launch){
-        "prefill_deltanet", "prompt_convolve", (uint32_t)heads, prefill_blocks(rows, 64), 128, 0};
+    return (struct prefill_launch){"prefill_deltanet",
+                                   "prompt_convolve",
+                                   (uint32_t)heads,
+                                   prefill_blocks(rows, 4 * prefill_convolve_each(rows)),
+                                   128,
+                                   0};
 }
 
 /* Pieces of 64 positions on the absolute grid that rows [pos, pos + rows) touch. */
@@ -217,11 +229,35 @@ static inline struct prefill_launch prefill_attention_rows(int32_t rows) {
         "prefill_attention", "prompt_attention_rows", (uint32_t)rows, 1, 256, 0};
 }
 
-/* flash: queries, proj, int width, slot, int rows, int layer, mix* [rows][q_dim]. */
-static inline struct prefill_launch prefill_flash(int32_t rows, int32_t kv_heads) {
-    return (struct prefill_launch){
-        "prefill_attention", "prompt_flash", prefill_blocks(rows, 16), (uint32_t)kv_heads, 256,
-        PREFILL_FLASH_SHARED};
+/* Positions of the context that are summed from nothing, before they are joined with others. */
+#ifndef PREFILL_SEGMENT
+#define PREFILL_SEGMENT 4096
+#endif
+
+/* Into how many blocks the context of few rows is split, each a segment; 0: not. room: rows of
+ * parts.
+ */
+static inline int32_t prefill_split(int32_t pos, int32_t rows, int32_t kv_heads, int32_t room,
+                                    int32_t processors) {
+    int32_t segments = (int32_t)prefill_blocks((int64_t)pos + rows, PREFILL_SEGMENT);
+    bool few = prefill_blocks(rows, 16) * (uint32_t)kv_heads < (uint32_t)processors;
+    return few && segments > 1 && (int64_t)segments * rows <= room ? segments : 0;
+}
+
+/* flash: queries, proj, int width, slot, int rows, int layer, mix* [rows][q_dim], parts float
+ * [rows, split: segments * rows][q_dim], sums of parts [..][q_heads][2], int split. */
+static inline struct prefill_launch prefill_flash(int32_t rows, int32_t kv_heads, int32_t split) {
+    return (struct prefill_launch){"prefill_attention",
+                                   "prompt_flash",
+                                   prefill_blocks(rows, 16),
+                                   (uint32_t)kv_heads * (uint32_t)(split ? split : 1),
+                                   256,
+                                   PREFILL_FLASH_SHARED};
+}
+
+/* join: parts, sums, proj, int width, slot, int rows, mix*. After flash with split. */
+static inline struct prefill_launch prefill_join(int32_t rows) {
+    return (struct prefill_launch){"prefill_attention", "prompt_join", (uint32_t)rows, 1, 256, 0};
 }
 
 #endif
