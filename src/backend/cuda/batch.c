@@ -8,7 +8,7 @@
 #include "backend/cuda/kernels/tile.h"
 
 enum {
-    MOST_SLOTS = 64,
+    MOST_SLOTS = CUDA_FEW_ROWS,
     THREADS = 512,                               /* of kernels/batch.cuh */
     COLUMNS = 8,                                 /* slots of one product */
     SUMS = 2 * 16 * 8 * 36 * (int)sizeof(float), /* shared memory of a product's sums, twice */

@@ -137,8 +137,13 @@ size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struc
     x->x = carve(base, &used, rows * h, f);
     x->normed = carve(base, &used, rows * h, f);
     x->normed_bf = carve(base, &used, rows * h, bf);
-    x->wide = carve(base, &used, rows * larger((size_t)m->proj_width, (size_t)s->top_k * h), f);
-    x->queries = carve(base, &used, rows * larger((size_t)s->conv_dim, (size_t)s->q_dim), f);
+    /* What the experts of a prompt give reaches from wide into queries, which none of its expert
+     * stages needs. The few rows of a step of several slots, whose stages do, end before. */
+    size_t width = (size_t)m->proj_width, given = (size_t)s->top_k * h;
+    size_t few = rows < CUDA_FEW_ROWS ? rows : CUDA_FEW_ROWS;
+    size_t queries = larger((size_t)s->conv_dim, (size_t)s->q_dim);
+    x->wide = carve(base, &used, larger(rows * width, few * given), f);
+    x->queries = carve(base, &used, rows * larger(queries, given > width ? given - width : 0), f);
     x->norms = carve(base, &used, rows * 2 * (size_t)s->gdn_k_heads, f);
     x->gates = carve(base, &used, rows * gates, f);
     x->delta = carve(base, &used, rows * larger((size_t)s->gdn_v_dim, h), f);

@@ -32,6 +32,7 @@ enum {
     CUDA_CHUNK = 4096,     /* rows of one prefill step at most */
     CUDA_LEAST_ROWS = 512, /* where memory is short they are halved down to so many */
     CUDA_MOST_SESSIONS = 1024,
+    CUDA_FEW_ROWS = 64, /* slots of a decode step that the batched kernels take at most */
     CUDA_IN_FLIGHT = 2,
     CUDA_ALIGN = 256, /* of every array in device memory */
     CUDA_MIN_CAPABILITY = 80,
@@ -55,7 +56,7 @@ struct cuda_scratch {
     CUdeviceptr x;         /* float [R][H] residual stream */
     CUdeviceptr normed;    /* float [R][H] */
     CUdeviceptr normed_bf; /* bf16 [R][H] the same, rounded */
-    CUdeviceptr wide;      /* float [R][proj_width], or [R * top_k][H] */
+    CUdeviceptr wide;      /* float [R][proj_width], or [R * top_k][H], on into queries */
     CUdeviceptr queries;   /* float [R][conv_dim] after the convolution, or [R][q_dim] after RoPE */
     CUdeviceptr norms;     /* float [R][2 * gdn_k_heads] factors of queries and keys */
     CUdeviceptr gates;     /* float [R][2 * gdn_v_heads] beta, then decay */
