@@ -224,12 +224,12 @@ make_full() {
 # still finds one. The persistent kernel is built of both and left out there; what holds it are its
 # repeated bits.
 sanitize() { # sanitize <tool> [argument...]
-    local tool=$1
+    local tool=$1 most=$((seconds / 3 < 300 ? seconds / 3 : 300))
     shift
     if command -v compute-sanitizer >/dev/null; then
-        step "$tool" 300 compute-sanitizer --tool "$tool" --error-exitcode 1 "$@" "$check" \
+        step "$tool" $most compute-sanitizer --tool "$tool" --error-exitcode 1 "$@" "$check" \
             --json "$work/$tool.json" states batch
-        step "$tool-real" 300 compute-sanitizer --tool "$tool" --error-exitcode 1 "$@" "$check" \
+        step "$tool-real" $most compute-sanitizer --tool "$tool" --error-exitcode 1 "$@" "$check" \
             -m "$four" --against cpu --json "$work/$tool-real.json" states
     else
         skip "$tool" "it needs compute-sanitizer of the CUDA toolkit"
