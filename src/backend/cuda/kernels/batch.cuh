@@ -1,9 +1,11 @@
-/* Products of decode steps of several slots: 2 to 64 rows, each weight read and unpacked once for
- * up to 32 of them (docs/cuda-batch.md). A warp multiplies 16 rows of weights by 128 inputs of
- * every slot: weights are the left operand, taken straight from memory to registers, slots are the columns of the right one. The 16 warps of a block take different inputs
- * (or other rows, where there are fewer than 2,048 inputs) and their sums are added in shared
- * memory in the order of the inputs. A slot is one column of its own, so its bits depend neither on
- * the other slots nor on their number. */
+/* Products of decode steps of several slots from planar weights: 2 to 64 rows, each weight read and
+ * unpacked once for up to 16 of them (docs/cuda-batch.md; batch_tiles.cuh where weights lie as
+ * tiles). A warp multiplies 16 rows of weights by 128 inputs of
+ * every slot: weights are the left operand, taken straight from memory to registers, slots are the
+ * columns of the right one. The 16 warps of a block take different inputs (or other rows, where
+ * there are fewer than 2,048 inputs) and their sums are added in shared memory in the order of the
+ * inputs. A slot is one column of its own, so its bits depend neither on the other slots nor on
+ * their number. */
 #ifndef LILY_CUDA_BATCH_CUH
 #define LILY_CUDA_BATCH_CUH
 
@@ -12,117 +14,57 @@
 enum {
     BATCH_THREADS = 512,
     BATCH_WARPS = BATCH_THREADS / 32,
-    BATCH_ROWS = 8,   /* columns of one product */
+    BATCH_ROWS = 8,    /* columns of one product */
     BATCH_CHUNK = 128, /* inputs of a warp at once */
-    BATCH_PITCH = 36  /* floats: a quad's stores then meet no bank twice */
+    BATCH_PITCH = 36   /* floats: a quad's stores then meet no bank twice */
 };
 
 /* Sums of one warp: for each slot of eight, of 32 rows of weights. */
 typedef float batch_sums[BATCH_ROWS][BATCH_PITCH];
 
-/* 16 rows of weights by 128 inputs, as lane 4 g + q holds them: of rows 2 g and 2 g + 1 the sixteen
- * codes q of both groups, so that a product of four lanes stays within one group; scales and biases
- * of both groups as they lie (batch_factors). */
+/* 16 rows of weights by 128 inputs, as lane 4 g + q holds them: of rows 2 g and 2 g + 1 four words
+ * of eight codes, word w of the inputs from batch_column(w) on, so that a product of four lanes
+ * stays within one group; scales and biases of both groups. These two functions, batch_column and
+ * batch_factors alone know how weights lie. */
 struct batch_weights {
-    uint2 codes[2][2];      /* row, group */
-    uint32_t factors[2][2]; /* planar: row, then scales or biases; tiles: row, group */
+    uint2 codes[2][2]; /* row, group */
+    uint32_t scales[2], biases[2];
 };
 
-/* First of the lane's eight inputs of word w = 0 .. 3 of a chunk. */
 __device__ __forceinline__ int batch_column(int word) {
     return word / 2 * 64 + threadIdx.x % 4 * 16 + word % 2 * 8;
 }
 
-/* Whether the 4-bit matrices lie planar: known when the kernels are compiled for a card (batch.c
- * takes no other), and from the matrix on a processor. */
-__device__ __forceinline__ bool batch_planar(const cuda_mat &m) {
-#ifdef __CUDA_ARCH__
-    (void)m;
-    return !TILED;
-#else
-    return m.layout == CUDA_PLANAR;
-#endif
-}
-
-/* How much further other rows of a matrix lie: the same for all lanes. */
-struct batch_step {
-    int codes, factors;
-};
-__device__ __forceinline__ batch_step step_of(const cuda_mat &m, int rows) {
-    mat_row a = row_of(m, 0), b = row_of(m, rows);
-    return {(int)(b.codes - a.codes), (int)(b.scales - a.scales)};
-}
-
-/* Where a lane finds its part of 16 rows of a matrix, from row `first`, a multiple of 16, on. */
-struct batch_source {
-    mat_row at;
-    batch_step row, half, tile; /* one row, 16 rows, 32 rows on */
-    int groups;                 /* of this chunk */
-    __device__ __forceinline__ batch_source(const cuda_mat &m, int first, int chunk) {
-        int lane = threadIdx.x % 32;
-        groups = min(2, m.cols / 64 - 2 * chunk);
-        at = row_of(m, first + lane / 4 * 2);
-        at.codes += code_at(m, 2 * chunk) + code_sixteen(m, lane % 4);
-        at.scales += factor_at(m, 2 * chunk), at.biases += factor_at(m, 2 * chunk);
-        row = step_of(m, 1), half = step_of(m, 16), tile = step_of(m, 32);
-    }
-};
-
-/* 16 rows so much further than the source's first: no matrix has 2 GB. DOWN: of a second half. */
-template <bool DOWN = false>
-__device__ __forceinline__ batch_weights batch_read(const cuda_mat &m, const batch_source &s,
-                                                    uint32_t codes, uint32_t factors,
-                                                    bool valid) {
+/* Rows [first, first + 16) of m, those from end on being zeros. */
+__device__ __forceinline__ batch_weights batch_fetch(const cuda_mat &m, int first, int end,
+                                                     int chunk) {
+    int lane = threadIdx.x % 32, column = chunk * BATCH_CHUNK;
+    bool whole = m.cols % BATCH_CHUNK == 0; /* else the last chunk is one group */
     batch_weights w = {};
-    if (!valid || s.groups <= 0) return w;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const uint8_t *code = s.at.codes + codes + i * s.row.codes;
-        const uint16_t *scale = s.at.scales + factors + i * s.row.factors;
-        const uint16_t *bias = s.at.biases + factors + i * s.row.factors;
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            if (j == s.groups) break;
-            const uint8_t *at = code + j * m.code_group;
-            if (DOWN && !batch_planar(m)) {
-                w.codes[i][j].x = __ldg((const uint32_t *)at);
-                w.codes[i][j].y = __ldg((const uint32_t *)(at + 16));
-            } else {
-                w.codes[i][j] = __ldg((const uint2 *)at);
-            }
-            if (!batch_planar(m)) {
-                w.factors[i][j] = __ldg((const uint32_t *)(scale + j * m.factor_group));
-            }
-        }
-        if (!batch_planar(m)) continue;
-        if (s.groups == 2) {
-            w.factors[i][0] = __ldg((const uint32_t *)scale);
-            w.factors[i][1] = __ldg((const uint32_t *)bias);
+        int row = first + lane / 4 * 2 + i;
+        if (row >= end || column >= m.cols) continue;
+        uint32_t code = ((uint32_t)row * (uint32_t)m.cols + (uint32_t)column) / 2;
+        uint32_t group = (uint32_t)row * (uint32_t)(m.cols / 64) + (uint32_t)column / 64;
+        code += threadIdx.x % 4 * 8;
+        w.codes[i][0] = __ldg((const uint2 *)(m.codes + code));
+        if (whole) {
+            w.codes[i][1] = __ldg((const uint2 *)(m.codes + code + 32));
+            w.scales[i] = __ldg((const uint32_t *)(m.scales + group));
+            w.biases[i] = __ldg((const uint32_t *)(m.biases + group));
         } else {
-            w.factors[i][0] = __ldg(scale);
-            w.factors[i][1] = __ldg(bias);
+            w.scales[i] = __ldg(m.scales + group);
+            w.biases[i] = __ldg(m.biases + group);
         }
     }
     return w;
 }
 
-/* Rows [row, row + 16) of a matrix, row a multiple of 16, from a source that begins at row 0; zeros
- * from end on. Not of tiles of `down`, where 32 rows are no fixed step. */
-__device__ __forceinline__ batch_weights batch_fetch(const cuda_mat &m, const batch_source &s,
-                                                     int row, int end) {
-    int tiles = row / 32, half = row / 16 % 2;
-    return batch_read(m, s, (uint32_t)(tiles * s.tile.codes + half * s.half.codes),
-                      (uint32_t)(tiles * s.tile.factors + half * s.half.factors), row < end);
-}
-
-/* Scale and bias of a row (0 or 1 of the lane's) and group of a matrix that lies like m. */
-__device__ __forceinline__ float2 batch_factors(const cuda_mat &m, const batch_weights &w, int i,
-                                                int group) {
-    bool planar = batch_planar(m);
-    uint32_t a = w.factors[i][0], b = w.factors[i][1];
-    uint32_t scale = group == 0 ? a << 16 : planar ? a & 0xffff0000u : b << 16;
-    uint32_t bias = group == 1 ? b & 0xffff0000u : planar ? b << 16 : a & 0xffff0000u;
-    return make_float2(__uint_as_float(scale), __uint_as_float(bias));
+/* Scale and bias of a row (0 or 1 of the lane's) and group. */
+__device__ __forceinline__ float2 batch_factors(const batch_weights &w, int i, int group) {
+    return make_float2(__uint_as_float(group ? w.scales[i] & 0xffff0000u : w.scales[i] << 16),
+                       __uint_as_float(group ? w.biases[i] & 0xffff0000u : w.biases[i] << 16));
 }
 
 /* The same inputs of 8 NT slots: for each word of codes its pairs of inputs in the order in which
@@ -163,12 +105,12 @@ __device__ __forceinline__ void batch_load(batch_inputs<NT> &x, const Rows &rows
     }
 }
 
-/* acc += 16 rows of weights of m times the inputs. Codes enter the product as 128 + code, which bf16
+/* acc += 16 rows of weights times the inputs. Codes enter the product as 128 + code, which bf16
  * holds exactly, so that a weight is rounded nowhere; scale and bias are applied to the sums of a
  * group: scale * sum + (bias - 128 scale) * sum of the inputs. */
 template <int NT>
-__device__ __forceinline__ void batch_multiply(float (&acc)[NT][4], const cuda_mat &m,
-                                               const batch_weights &w, const batch_inputs<NT> &x) {
+__device__ __forceinline__ void batch_multiply(float (&acc)[NT][4], const batch_weights &w,
+                                               const batch_inputs<NT> &x) {
 #pragma unroll
     for (int group = 0; group < 2; group++) {
         float sum[NT][4] = {};
@@ -189,7 +131,7 @@ __device__ __forceinline__ void batch_multiply(float (&acc)[NT][4], const cuda_m
         }
 #pragma unroll
         for (int v = 0; v < 4; v++) {
-            float2 f = batch_factors(m, w, v / 2, group);
+            float2 f = batch_factors(w, v / 2, group);
             float rest = fmaf(-128.0f, f.x, f.y);
 #pragma unroll
             for (int t = 0; t < NT; t++) {
@@ -236,21 +178,18 @@ __device__ __forceinline__ void batch_halves(float a, float b, uint32_t &high, u
     low = bf16_pair(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u));
 }
 
-/* Eight neighbouring values of a row, of 4 bits planar or in wide tiles, or of 8 bits. */
-__device__ __forceinline__ void batch_values(const cuda_mat &m, const mat_row &from, int column,
-                                             bool valid, float (&out)[8]) {
+/* Eight neighbouring values of a row. */
+__device__ __forceinline__ void batch_values(const cuda_mat &m, int64_t row, int column, bool valid,
+                                             float (&out)[8]) {
     uint2 codes = make_uint2(0, 0);
     float scale = 0, bias = 0;
     if (valid) {
-        int factor = factor_at(m, column / 64);
-        const uint8_t *at = from.codes + code_at(m, column / 64) +
-                            code_sixteen(m, column % 64 / 16) + column % 16 / 8 * code_eight(m);
-        scale = bf16_float(__ldg(from.scales + factor));
-        bias = bf16_float(__ldg(from.biases + factor));
+        int64_t group = row * (m.cols / 64) + column / 64;
+        scale = bf16_float(__ldg(m.scales + group)), bias = bf16_float(__ldg(m.biases + group));
         if (m.bits == 4) {
-            codes.x = __ldg((const uint32_t *)at);
+            codes.x = __ldg((const uint32_t *)(m.codes + (row * m.cols + column) / 2));
         } else {
-            codes = __ldg((const uint2 *)at);
+            codes = __ldg((const uint2 *)(m.codes + row * m.cols + column));
         }
     }
 #pragma unroll
@@ -269,9 +208,6 @@ __device__ __forceinline__ void batch_precise(const float *a, const cuda_mat &w,
     int slices = batch_split(w.cols).slices, column = warp * BATCH_CHUNK + lane % 4 * 32;
     float acc[3][4] = {}; /* low by high, high by low, high by high */
     if (warp < slices) {
-        mat_row from[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) from[i] = row_of(w, min(first + 2 * g + i, w.rows - 1));
 #pragma unroll
         for (int word = 0; word < 4; word++) {
             float value[2][8], x[8] = {};
@@ -279,7 +215,7 @@ __device__ __forceinline__ void batch_precise(const float *a, const cuda_mat &w,
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int row = first + 2 * g + i;
-                batch_values(w, from[i], c, row < w.rows && c < w.cols, value[i]);
+                batch_values(w, row, c, row < w.rows && c < w.cols, value[i]);
             }
             if (r0 + g < rows && c < w.cols) {
                 const float4 *from = (const float4 *)(a + (int64_t)(r0 + g) * w.cols + c);

@@ -9,7 +9,11 @@
 #include "batch.cuh"
 #include "routing.cuh"
 
-enum { BATCH_AHEAD = 3 /* units on their way */, MAX_SLOTS = 64, MAX_BLOCKS = EXPERTS + MAX_SLOTS * TOP_K / BATCH_ROWS };
+enum {
+    BATCH_AHEAD = 3 /* units on their way */,
+    MAX_SLOTS = 64,
+    MAX_BLOCKS = EXPERTS + MAX_SLOTS * TOP_K / BATCH_ROWS
+};
 
 /* Share i of n of `units`, as [begin, end). */
 struct span {
@@ -32,13 +36,12 @@ __device__ void dense(const bf16 *a, const cuda_mat &w, float *out, int ldo, int
     int set = warp / split.slices, chunk = warp % split.slices, per = ROWS * split.sets;
     span share((w.rows + per - 1) / per, i, n);
     if (share.begin == share.end) return;
-    batch_source source(w, 0, chunk);
     batch_weights next[BATCH_AHEAD][HALVES];
     auto fetch = [&](batch_weights(&to)[HALVES], int unit) {
         if (unit >= share.end) return;
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
-            to[half] = batch_fetch(w, source, unit * per + set * ROWS + half * 16, w.rows);
+            to[half] = batch_fetch(w, unit * per + set * ROWS + half * 16, w.rows, chunk);
         }
     };
 #pragma unroll
@@ -55,7 +58,7 @@ __device__ void dense(const bf16 *a, const cuda_mat &w, float *out, int ldo, int
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
                 float acc[NT][4] = {};
-                batch_multiply(acc, w, next[d][half], x);
+                batch_multiply(acc, next[d][half], x);
 #pragma unroll
                 for (int t = 0; t < NT; t++) batch_keep(now[warp * NT + t], acc[t], half);
             }
@@ -108,7 +111,9 @@ __device__ void project(const bf16 *a, const float *exact, const cuda_mat &w, fl
 /* out[r] = w a[r] where w has few rows and many columns: a block takes 16 rows of weights. */
 template <int NT>
 __device__ void deep(const bf16 *a, const cuda_mat &w, float *out, int rows, batch_sums *kept) {
-    enum { PASSES = ((Q_DIM > V_DIM ? Q_DIM : V_DIM) / BATCH_CHUNK + BATCH_WARPS - 1) / BATCH_WARPS };
+    enum {
+        PASSES = ((Q_DIM > V_DIM ? Q_DIM : V_DIM) / BATCH_CHUNK + BATCH_WARPS - 1) / BATCH_WARPS
+    };
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     turn<NT> t(rows, blockIdx.x, gridDim.x);
     int first = t.i * 16;
@@ -116,8 +121,7 @@ __device__ void deep(const bf16 *a, const cuda_mat &w, float *out, int rows, bat
     batch_weights codes[PASSES];
 #pragma unroll
     for (int p = 0; p < PASSES; p++) {
-        batch_source source(w, first, warp + p * BATCH_WARPS);
-        codes[p] = batch_read(w, source, 0, 0, true);
+        codes[p] = batch_fetch(w, first, w.rows, warp + p * BATCH_WARPS);
     }
     wait_for_previous();
     float acc[NT][4] = {};
@@ -125,7 +129,7 @@ __device__ void deep(const bf16 *a, const cuda_mat &w, float *out, int rows, bat
     for (int p = 0; p < PASSES; p++) {
         batch_inputs<NT> x;
         batch_load(x, dense_rows{a, w.cols, t.r0, rows}, w.cols, warp + p * BATCH_WARPS);
-        batch_multiply(acc, w, codes[p], x);
+        batch_multiply(acc, codes[p], x);
     }
 #pragma unroll
     for (int u = 0; u < NT; u++) batch_keep(kept[warp * NT + u], acc[u], 0);
@@ -139,13 +143,13 @@ __device__ void deep(const bf16 *a, const cuda_mat &w, float *out, int rows, bat
 }
 
 #define DENSE_KERNELS(rows, tiles)                                                                 \
-    KERNEL __launch_bounds__(BATCH_THREADS, 1)                                                        \
+    KERNEL __launch_bounds__(BATCH_THREADS, 1)                                                     \
         batch_project_##rows(const bf16 *a, const float *exact, cuda_mat w, float *out, int ldo,   \
                              cuda_mat small, float *small_out, int n, int dense_blocks) {          \
         DYNAMIC_SHARED(batch_sums, kept);                                                          \
         project<tiles>(a, exact, w, out, ldo, small, small_out, n, dense_blocks, kept);            \
     }                                                                                              \
-    KERNEL __launch_bounds__(BATCH_THREADS, 1)                                                        \
+    KERNEL __launch_bounds__(BATCH_THREADS, 1)                                                     \
         batch_out_##rows(const bf16 *a, cuda_mat w, float *out, int n) {                           \
         DYNAMIC_SHARED(batch_sums, kept);                                                          \
         deep<tiles>(a, w, out, n, kept);                                                           \
@@ -155,8 +159,19 @@ DENSE_KERNELS(16, 2)
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-/* The sums of a unit of a first half (16 rows of gate, 16 of up for each set of warps) to hidden:
- * silu(gate x) * (up x). */
+/* Eight inputs of one expert after the other: gate and up rows of 16 hidden values a set of warps.
+ * hidden[place][i] = silu(gate x) * (up x). */
+struct up_unit {
+    const cuda_mat &gate, &up;
+    int inner, set, chunk;
+    __device__ void fetch(batch_weights (&to)[2], int expert, int first) const {
+        int row = expert * inner, end = row + inner;
+        to[0] = batch_fetch(gate, row + first + set * 16, end, chunk);
+        to[1] = batch_fetch(up, row + first + set * 16, end, chunk);
+    }
+};
+
+/* The sums of a unit of up_unit to hidden. */
 __device__ __forceinline__ void keep_hidden(const batch_sums *kept, const batch_split &split,
                                             int first, int inner, int place, int rows,
                                             bf16 *hidden) {
@@ -173,15 +188,13 @@ __device__ __forceinline__ void keep_hidden(const batch_sums *kept, const batch_
     }
 }
 
-/* Both halves of 32 rows of m (or 16 rows of two matrices that lie alike) times the inputs, to
- * kept. */
-__device__ __forceinline__ void multiply_both(batch_sums *kept, const cuda_mat &m,
-                                              const batch_weights (&w)[2],
+/* Both halves of 32 rows of weights (or 16 rows of two matrices) times the inputs, to kept. */
+__device__ __forceinline__ void multiply_both(batch_sums *kept, const batch_weights (&w)[2],
                                               const batch_inputs<1> &x) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float acc[1][4] = {};
-        batch_multiply(acc, m, w[half], x);
+        batch_multiply(acc, w[half], x);
         batch_keep(kept[threadIdx.x / 32], acc[0], half);
     }
 }
@@ -191,14 +204,14 @@ __device__ void shared_up(const bf16 *a, const cuda_mat &gate, const cuda_mat &u
                           int r0, int rows, int unit, batch_sums *kept) {
     int warp = threadIdx.x / 32;
     batch_split split(gate.cols);
-    int set = warp / split.slices, chunk = warp % split.slices, first = unit * 16 * split.sets;
-    int row = min(first + set * 16, gate.rows - 16); /* sums of more are not used */
-    batch_weights w[2] = {batch_read(gate, batch_source(gate, row, chunk), 0, 0, true),
-                          batch_read(up, batch_source(up, row, chunk), 0, 0, true)};
+    up_unit of = {gate, up, gate.rows, warp / split.slices, warp % split.slices};
+    int first = unit * 16 * split.sets;
+    batch_weights w[2];
+    of.fetch(w, 0, first);
     wait_for_previous();
     batch_inputs<1> x;
-    batch_load(x, dense_rows{a, gate.cols, r0, rows}, gate.cols, chunk);
-    multiply_both(kept, gate, w, x);
+    batch_load(x, dense_rows{a, gate.cols, r0, rows}, gate.cols, of.chunk);
+    multiply_both(kept, w, x);
     __syncthreads();
     keep_hidden(kept, split, first, gate.rows, r0, rows - r0, hidden);
 }
@@ -230,8 +243,8 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     }
 }
 
-/* Sorts pairs by expert as `group` does (portable_moe.cu), in blocks of eight. One block; one expert
- * a thread. */
+/* Sorts pairs by expert as `group` does (portable_moe.cu), in blocks of eight. One block; one
+ * expert a thread. */
 __device__ void sort_pairs(const float *routing, int rows, int32_t *begin, int32_t *blocks,
                            int32_t *n_blocks, int32_t *pairs, int32_t *places) {
     __shared__ int count[EXPERTS], first[EXPERTS], warp_sum_of[BATCH_WARPS];
@@ -295,13 +308,12 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     batch_split split(down.cols);
     int set = warp / split.slices, chunk = warp % split.slices, r0 = blockIdx.y * BATCH_ROWS;
     int first = ((int)blockIdx.x - 1) * 32 * split.sets;
-    batch_source source(down, min(first + set * 32, H - 32), chunk); /* more are not used */
-    batch_weights w[2] = {batch_read<true>(down, source, 0, 0, true),
-                          batch_read<true>(down, source, source.half.codes, source.half.factors, true)};
+    batch_weights w[2] = {batch_fetch(down, first + set * 32, down.rows, chunk),
+                          batch_fetch(down, first + set * 32 + 16, down.rows, chunk)};
     wait_for_previous();
     batch_inputs<1> x;
     batch_load(x, dense_rows{hidden, down.cols, r0, rows}, down.cols, chunk);
-    multiply_both(kept, down, w, x);
+    multiply_both(kept, w, x);
     __syncthreads();
     keep_down(kept, split, first, r0, rows - r0, out);
 }
@@ -329,19 +341,15 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     __shared__ expert_table table;
     int warp = threadIdx.x / 32;
     batch_split split(H);
-    int set = warp / split.slices, chunk = warp % split.slices;
+    up_unit of = {gate, up, INNER, warp / split.slices, warp % split.slices};
     let_next_begin();
     wait_for_previous();
     read_table(table, groups);
     int per = 16 * split.sets, each = (INNER + per - 1) / per; /* units of a block of rows */
     span share(table.n * each, blockIdx.x, gridDim.x);
-    batch_source from_gate(gate, 0, chunk), from_up(up, 0, chunk);
     batch_weights next[BATCH_AHEAD][2];
     auto fetch = [&](batch_weights(&to)[2], int unit) {
-        if (unit >= share.end) return;
-        int first = table.expert[unit / each] * INNER, row = first + unit % each * per + set * 16;
-        to[0] = batch_fetch(gate, from_gate, row, first + INNER);
-        to[1] = batch_fetch(up, from_up, row, first + INNER);
+        if (unit < share.end) of.fetch(to, table.expert[unit / each], unit % each * per);
     };
 #pragma unroll
     for (int d = 0; d < BATCH_AHEAD; d++) fetch(next[d], share.begin + d);
@@ -354,11 +362,11 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
             if (unit >= share.end) break;
             if (b != loaded) {
                 gathered_rows source = {a, H, groups.pairs, table.first[b], table.rows[b]};
-                batch_load(x, source, H, chunk);
+                batch_load(x, source, H, of.chunk);
                 loaded = b;
             }
             batch_sums *now = kept + unit % 2 * BATCH_WARPS;
-            multiply_both(now, gate, next[d], x);
+            multiply_both(now, next[d], x);
             fetch(next[d], unit + BATCH_AHEAD);
             __syncthreads();
             keep_hidden(now, split, unit % each * per, INNER, table.first[b], table.rows[b],
@@ -380,19 +388,13 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     read_table(table, groups);
     int per = 32 * split.sets, each = (H + per - 1) / per;
     span share(table.n * each, blockIdx.x, gridDim.x);
-    bool valid = set * 32 < H; /* where a set has rows at all, it has them in every unit */
-    batch_source source(down, valid ? set * 32 : 0, chunk);
-    batch_step of_expert = step_of(down, H), of_unit = step_of(down, per < H ? per : 0);
-    static_assert(H % 128 == 0 && INNER % 16 == 0, "whole units");
     batch_weights next[BATCH_AHEAD][2];
     auto fetch = [&](batch_weights(&to)[2], int unit) {
         if (unit >= share.end) return;
-        int expert = table.expert[unit / each], u = unit % each;
-        uint32_t codes = (uint32_t)(expert * of_expert.codes + u * of_unit.codes);
-        uint32_t factors = (uint32_t)(expert * of_expert.factors + u * of_unit.factors);
-        to[0] = batch_read<true>(down, source, codes, factors, valid);
-        to[1] = batch_read<true>(down, source, codes + source.half.codes, factors + source.half.factors,
-                           valid);
+        int first = table.expert[unit / each] * H, end = first + H;
+        first += unit % each * per + set * 32;
+        to[0] = batch_fetch(down, first, end, chunk);
+        to[1] = batch_fetch(down, first + 16, end, chunk);
     };
 #pragma unroll
     for (int d = 0; d < BATCH_AHEAD; d++) fetch(next[d], share.begin + d);
@@ -405,11 +407,12 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
             if (unit >= share.end) break;
             if (b != loaded) {
                 int first = table.first[b];
-                batch_load(x, dense_rows{hidden, INNER, first, first + table.rows[b]}, INNER, chunk);
+                batch_load(x, dense_rows{hidden, INNER, first, first + table.rows[b]}, INNER,
+                           chunk);
                 loaded = b;
             }
             batch_sums *now = kept + unit % 2 * BATCH_WARPS;
-            multiply_both(now, down, next[d], x);
+            multiply_both(now, next[d], x);
             fetch(next[d], unit + BATCH_AHEAD);
             __syncthreads();
             keep_down(now, split, unit % each * per, table.first[b], table.rows[b], out);
@@ -423,8 +426,8 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
 __device__ __forceinline__ void keep_normed(float4 x, float scale, const float *weight, int64_t r,
                                             int c, float *normed, bf16 *normed_bf) {
     float4 w = *(const float4 *)(weight + c);
-    float4 y = make_float4(x.x * scale * w.x, x.y * scale * w.y, x.z * scale * w.z,
-                           x.w * scale * w.w);
+    float4 y =
+        make_float4(x.x * scale * w.x, x.y * scale * w.y, x.z * scale * w.z, x.w * scale * w.w);
     *(float4 *)(normed + r * H + c) = y;
     *(uint2 *)(normed_bf + r * H + c) = make_uint2(bf16_pair(y.x, y.y), bf16_pair(y.z, y.w));
 }
