@@ -63,6 +63,11 @@ static void plans(void **state) {
     struct backend_plan half = plan_of((struct plan_query){.layers = 20, .tokens = 512});
     assert_int_equal(2 * (half.kernels - 6), prompt.kernels - 6);
     assert_int_equal(prompt.barriers, 0);
+    /* A last token that is decoded reads the weights again, but for a second head. */
+    struct backend_plan grid = plan_of((struct plan_query){.layers = 40, .tokens = 64});
+    struct backend_plan behind = plan_of((struct plan_query){.layers = 40, .tokens = 65});
+    assert_true(behind.read_bytes - grid.read_bytes > token.weight_bytes / 5 * 4);
+    assert_true(behind.read_bytes - grid.read_bytes < token.weight_bytes);
     struct backend_plan two =
         plan_of((struct plan_query){.layers = 40, .tokens = 1, .sessions = 2});
     struct backend_plan all =

@@ -142,6 +142,11 @@ static void add_layer(const struct backend_model *m, int32_t l, int32_t n, struc
     if (full) p->written_bytes += (uint64_t)n * 4 * (uint64_t)s->kv_dim;
 }
 
+/* Of the head, with the final norm. */
+static uint64_t head_bytes(const struct backend_model *m) {
+    return mat_bytes(m->dw.lm_head) + sizeof(float) * (uint64_t)model_shape(m)->hidden;
+}
+
 void cuda_step_bytes(const struct backend_model *m, const struct plan_query *q, int32_t passes,
                      struct backend_plan *p) {
     const struct shape *s = model_shape(m);
@@ -150,8 +155,8 @@ void cuda_step_bytes(const struct backend_model *m, const struct plan_query *q, 
     for (int32_t l = 0; l < m->w->layers; l++) add_layer(m, l, rows, p);
     struct cuda_mat row = m->dw.embed;
     row.rows = 1;
-    uint64_t embed = mat_bytes(row) * n, head = mat_bytes(m->dw.lm_head) + f * h;
-    p->weight_bytes += head + embed; /* with the final norm */
+    uint64_t embed = mat_bytes(row) * n, head = head_bytes(m);
+    p->weight_bytes += head + embed;
     p->state_bytes = (uint64_t)sessions * cuda_state_bytes(m);
     p->kv_bytes = (uint64_t)sessions * cuda_kv_bytes(m, 1) * (uint64_t)(q->depth + q->tokens);
     p->read_bytes += head + embed + p->state_bytes + p->kv_bytes * (uint64_t)passes + n * h * f;
@@ -203,26 +208,39 @@ static int record_chunk(struct backend_model *m, struct backend_session *s, int3
                n, step.done);
 }
 
-/* Launches of one stream follow each other. Tokens of a prompt that go through decode steps one by
- * one read and write what so many steps do. */
+/* What a prompt reads and writes whose last n tokens go through decode steps one by one: a chunk
+ * before them needs no logits. */
+static void add_tail(const struct backend_model *m, const struct plan_query *q, int32_t n,
+                     int32_t passes, struct backend_plan *p) {
+    struct backend_plan all = {0};
+    struct plan_query part = *q;
+    part.tokens -= n;
+    if (part.tokens > 0) {
+        cuda_step_bytes(m, &part, passes, &all);
+        all.read_bytes -= head_bytes(m);
+        all.written_bytes -= sizeof(float) * (uint64_t)model_shape(m)->vocab;
+    }
+    for (int32_t i = q->tokens - n; i < q->tokens; i++) {
+        struct plan_query token = {.layers = q->layers, .depth = q->depth + i, .tokens = 1};
+        cuda_step_bytes(m, &token, 1, &all);
+    }
+    p->read_bytes = all.read_bytes;
+    p->written_bytes = all.written_bytes;
+}
+
+/* Launches of one stream follow each other. */
 static void fill_plan(const struct backend_model *m, const struct plan_query *q,
                       const struct cuda_record *r, struct backend_plan *p) {
     int32_t barriers = (int32_t)r->arrivals / m->processors;
+    int32_t passes = r->attention_blocks > 1 ? r->attention_blocks : 1;
     *p = (struct backend_plan){.kernels = r->launches,
                                .stages = r->launches - r->steps,
                                .barriers = r->steps * barriers,
                                .command_buffers = r->launches,
                                .host_syncs = r->waits};
     if (r->steps) p->stages += r->steps * cuda_decode_stages(m);
-    cuda_step_bytes(m, q, r->attention_blocks > 1 ? r->attention_blocks : 1, p);
-    if (q->tokens == 1 || r->steps < q->tokens) return;
-    struct backend_plan one = {0};
-    for (int32_t i = 0; i < q->tokens; i++) {
-        struct plan_query token = {.layers = q->layers, .depth = q->depth + i, .tokens = 1};
-        cuda_step_bytes(m, &token, 1, &one);
-    }
-    p->read_bytes = one.read_bytes;
-    p->written_bytes = one.written_bytes;
+    cuda_step_bytes(m, q, passes, p);
+    if (q->tokens > 1 && r->steps) add_tail(m, q, r->steps, passes, p);
 }
 
 static int record_step(const struct weights *w, const struct plan_query *q, struct backend_plan *p,
@@ -242,9 +260,7 @@ static int record_step(const struct weights *w, const struct plan_query *q, stru
     }
     if (rc == LILY_OK) rc = record_token(m, s, n, &r, err);
     if (rc == LILY_OK && q->tokens > 1) rc = record_chunk(m, s[0], q->tokens, &r, err);
-    if (rc == LILY_OK) {
-        fill_plan(m, q, &r, p);
-    }
+    if (rc == LILY_OK) fill_plan(m, q, &r, p);
     for (int32_t i = 0; i < n; i++) cuda_session_free(s[i]);
     cuda_close(m);
     cuda_record_end();
