@@ -22,12 +22,10 @@ typedef struct CUevent_st *CUevent;
 enum { /* CUdevice_attribute */
        CU_SHARED_PER_BLOCK_OPTIN = 97,
        CU_MULTIPROCESSORS = 16,
-       CU_L2_BYTES = 38,
        CU_MEMORY_KHZ = 36,
        CU_MEMORY_BITS = 37,
        CU_CAPABILITY_MAJOR = 75,
        CU_CAPABILITY_MINOR = 76,
-       CU_COOPERATIVE_LAUNCH = 95,
        /* CUfunction_attribute */
        CU_FUNC_MAX_DYNAMIC_SHARED = 8,
        CU_FUNC_CARVEOUT = 9, /* preferred share of shared memory, in percent */

@@ -133,6 +133,11 @@ static size_t fill_tiles(const struct cuda_tiles *t, size_t index, size_t most,
     return n;
 }
 
+_Static_assert((int)TILE_DOWN_BYTES >= (int)TILE_WIDE_BYTES &&
+                   (int)TILE_DOWN_BYTES >= (int)TILE_BYTE_BYTES &&
+                   (int)TILE_DOWN_ROWS >= (int)TILE_WIDE_ROWS,
+               "tiles of down have room for any");
+
 void cuda_tiles_fill(const struct cuda_tiles *t, size_t begin, size_t end, char *out) {
     size_t bytes = size_of(t->layout).bytes;
     struct tile_rows rows = {.known = false};
