@@ -148,6 +148,13 @@ static void chunks_end_in_time(void **state) {
     cuda_sized_weights_free(&w);
 }
 
+static CUresult no_prompt_kernels(CUfunction *out, CUmodule module, const char *name) {
+    (void)module;
+    if (strncmp(name, "prompt_", 7) == 0) return CU_ERROR_NO_BINARY;
+    *out = (CUfunction)(uintptr_t)name;
+    return 0;
+}
+
 static void fast_paths_that_do_not_fit(void **state) {
     (void)state;
     struct cuda_record r;
@@ -169,6 +176,15 @@ static void fast_paths_that_do_not_fit(void **state) {
     assert_non_null(m->prompt);
     assert_null(m->decode);
     assert_int_equal(m->n_paths, 2);
+    cuda_close(m);
+    /* The same where kernels are missing. */
+    static const struct backend_options options = {.max_sessions = 2, .max_context = 32768};
+    r = (struct cuda_record){0};
+    cuda_record_begin(&r, &d);
+    d.module_function = no_prompt_kernels;
+    assert_int_equal(cuda_open_recorded(&w, &options, &d, &m, &err), LILY_OK);
+    assert_null(m->prompt);
+    assert_int_equal(m->n_paths, 3);
     cuda_close(m);
     /* A matrix that is not of 4 bits lies as rows, which the fast kernels do not read. */
     struct mat *down = calloc((size_t)w.shape->experts, sizeof *down);

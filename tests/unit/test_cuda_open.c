@@ -301,7 +301,8 @@ static void paths_that_cannot_be_had(void **state) {
     first_path_is("batch");
 }
 
-/* Prompts are read without the kernels of a card's own too. */
+/* Files of a card's own that do not load keep no model from opening (what the large one then does
+ * without: test_cuda_host.c). */
 static void prompts_without_their_kernels(void **state) {
     (void)state;
     static const int32_t ids[] = {1, 2, 3};
@@ -310,7 +311,6 @@ static void prompts_without_their_kernels(void **state) {
     card.no_module = "prefill_", card.module_error = NO_BINARY;
     struct backend_model *m = open_model(&one, LILY_OK, &err);
     struct backend_session *s;
-    assert_null(m->prompt);
     assert_int_equal(backend_cuda.session_new(m, 128, &s, &err), LILY_OK);
     struct prefill_step step = {.ids = ids, .n = 3};
     assert_int_equal(backend_cuda.prefill(s, &step, &err), LILY_OK);
