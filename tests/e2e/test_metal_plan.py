@@ -3,6 +3,8 @@ goals: more kernels, stages, barriers or bytes than before is a failure, fewer a
 (the command is in `COMMAND`, its output is the file)."""
 
 import json
+import subprocess
+import sys
 
 from conftest import ROOT
 
@@ -19,6 +21,14 @@ def test_steps_cost_what_the_table_says(lily):
         grown = {k: (old[k], new[k]) for k in old if new[k] > old[k]}
         assert not grown, f"{old['tokens']} tokens at depth {old['depth']} cost more: {grown}"
     assert now == then, f"fewer than before: write `lily {' '.join(COMMAND)}` to {TABLE.name}"
+
+
+def test_documentation_shows_what_was_measured():
+    bench, docs = ROOT / "bench" / "metal-emulated.json", ROOT / "docs" / "metal.md"
+    script = ROOT / "tests" / "metal_host" / "figures.py"
+    table = subprocess.run([sys.executable, script, "--table", bench], capture_output=True,
+                           text=True, check=True).stdout.strip()
+    assert table in docs.read_text(encoding="utf-8"), "run `make metal-full`, which writes both"
 
 
 def test_goals():
