@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/random.h"
 #include "check.h"
 #include "side.h"
@@ -118,7 +117,7 @@ void check_long_run(const struct bench_model *b, int64_t tokens, int32_t slots) 
     deep.context = slots > 1 ? 4096 : 32768;
     struct side x = side_open(&deep, b->cuda, "long run", slots, NULL);
     struct long_run run = {0}, begin[2] = {{0}};
-    int64_t done = 0, began = clock_ns();
+    int64_t done = 0;
     int32_t few = (int32_t)(tokens / 5 / slots); /* its beginning, twice */
     char what[96];
     printf("%lld tokens, %d at a time\n", (long long)tokens, slots);
@@ -128,15 +127,12 @@ void check_long_run(const struct bench_model *b, int64_t tokens, int32_t slots) 
         long_turn(&deep, &x, slots, room, done, &run);
         done += (int64_t)room * slots;
     }
-    double seconds = (double)(clock_ns() - began) * 1e-9;
     for (int k = 0; k < 2; k++) long_turn(&deep, &x, slots, few, 0, &begin[k]);
     snprintf(what, sizeof what, "%lld decoded tokens of %d session(s): not finite", (long long)done,
              slots);
     note(what, x.bad ? (double)NAN : (double)run.bad, 0);
     snprintf(what, sizeof what, "the first %d of each twice: digests that differ", few);
     note(what, x.bad ? (double)NAN : (double)(begin[0].digest != begin[1].digest), 0);
-    snprintf(what, sizeof what, "long run of %d session(s)", slots);
-    record(what, (double)done / seconds, "tok/s");
     side_close(&x);
 }
 

@@ -1,8 +1,8 @@
-/* What compute-sanitizer's racecheck can see. The persistent decode kernel is left out of
- * racecheck, because the tool reports two ways of waiting it is built of, which are no races:
- *   racecheck_control named    a barrier of 512 of a block's 640 threads (bar.sync 1, 512)
+/* What compute-sanitizer's racecheck can see. It reports the persistent decode kernel, which is
+ * built of two ways of waiting that are no races; these are the two alone, and a race:
  *   racecheck_control bulk     a ring filled by bulk copies, with barriers "landed" and "left"
- *   racecheck_control race     and a real race, which it must report
+ *   racecheck_control named    a barrier of 512 of a block's 640 threads (bar.sync 1, 512)
+ *   racecheck_control race     the same without the barrier: the tool must report it
  * tests/cuda/run.sh runs all three under the tool. Each prints whether its sums are right. */
 #include <cstdint>
 #include <cstdio>
@@ -26,18 +26,19 @@ __device__ static void wait(uint64_t *barrier, uint32_t parity) {
     }
 }
 
-/* Each worker reads what another wrote, with a barrier of the workers between. */
+/* Each worker reads what another wrote, with a barrier of the workers between. The other threads
+ * stay until the end, as those of the decode kernel do. */
 __global__ void named(const int *in, int *out, bool barrier) {
     __shared__ int row[WORKERS];
-    if (threadIdx.x >= WORKERS) return;
     int sum = 0;
-    for (int r = 0; r < ROUNDS; r++) {
+    for (int r = 0; r < ROUNDS && threadIdx.x < WORKERS; r++) {
         row[threadIdx.x] = in[r * WORKERS + threadIdx.x];
         if (barrier) asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
         sum += row[WORKERS - 1 - threadIdx.x];
         if (barrier) asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
     }
-    out[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x < WORKERS) out[threadIdx.x] = sum;
 }
 
 /* Warp 16 copies rounds into slots; 16 warps add them up and leave. */

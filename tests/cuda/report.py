@@ -10,7 +10,9 @@ import sys
 
 PARTS = (
     ("mini", "the stand-in against ref"),
-    ("real", "4 layers of the real shape against the CPU backend (stages against ref)"),
+    ("real", "4 layers of the real shape against the CPU backend"),
+    ("stages", "stages of 4 layers of the real shape against ref"),
+    ("full", "a card that is full"),
     ("memcheck", "memcheck, the stand-in"),
     ("memcheck-real", "memcheck, 4 layers of the real shape"),
     ("racecheck", "racecheck, the stand-in"),
@@ -48,7 +50,11 @@ def main():
         doc = json.load(f)
     print(f"# The CUDA backend on {doc['device']}\n")
     print(f"Made by `tests/cuda/report.py` from `tests/cuda/run.sh` on {doc['date']}, commit {doc['commit']}, {doc['machine']}.\n")
-    parts = [(key, name, doc[key]["rows"]) for key, name in PARTS if key in doc and doc[key].get("rows")]
+    if "note" in doc:
+        print(doc["note"] + "\n")
+    # A part of another run names its commit.
+    names = {key: name + (f" ({doc[key]['commit']})" if "commit" in doc[key] else "") for key, name in PARTS if key in doc}
+    parts = [(key, names[key], doc[key]["rows"]) for key, name in PARTS if key in doc and doc[key].get("rows")]
     print("| checks | of them | failed | nearest to its limit |\n|---|--:|--:|---|")
     for _, name, rows in parts:
         if any(is_check(r) for r in rows):

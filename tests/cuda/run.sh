@@ -219,10 +219,9 @@ make_full() {
     done
 }
 # The stand-in runs the portable kernels, and in one-token steps the persistent one; four layers of
-# the real shape run those of 9.0. Racecheck takes barriers of a part of a block, and bulk copies
-# behind barriers in shared memory, for races: racecheck_control shows that it does, and that it
-# still finds one. The persistent kernel is built of both and left out there; what holds it are its
-# repeated bits.
+# the real shape run those of 9.0. Racecheck takes bulk copies behind barriers in shared memory for
+# races: racecheck_control shows that it does, and that it still finds one. The persistent kernel is
+# built of them and left out there; what holds it are its repeated bits.
 sanitize() { # sanitize <tool> [argument...]
     local tool=$1 most=$((seconds / 3 < 300 ? seconds / 3 : 300))
     shift
@@ -250,18 +249,12 @@ control() {
 wants doctor && step doctor 60 "$core" doctor
 wants mini && step mini 300 "$check" --json "$work/mini.json" &
 wants memcheck && sanitize memcheck &
-wants racecheck && sanitize racecheck --kernel-name-exclude kns=decode_step &
-if wants long; then
-    step long 300 "$check" --json "$work/long.json" long
-    step long-real 300 "$check" -m "$four" --json "$work/long-real.json" long
-fi &
+wants long && { step long 300 "$check" --json "$work/long.json" long
+    step long-real 300 "$check" -m "$four" --json "$work/long-real.json" long; } &
 make_full
 wait
 
 # ---- one after the other ---------------------------------------------------------------------
-if wants racecheck && command -v compute-sanitizer >/dev/null && [ -x "$bin/racecheck_control" ]; then
-    in_shell racecheck-control control
-fi
 wants real && step real 400 "$check" -m "$four" --against cpu --json "$work/real.json"
 if wants kernels; then
     if [ -x "$bin/prefill_bench" ]; then
@@ -286,11 +279,17 @@ if wants ncu; then
         done
         step ncu 240 ncu --clock-control none --profile-from-start off --csv --page raw \
             --metrics $metrics --log-file "$out/ncu.csv" "$check" -m "$four" steps
-        python3 tests/cuda/kernel_table.py "$out/ncu.csv" >"$out/kernels.md" && cat "$out/kernels.md"
+        [ -s "$out/ncu.csv" ] && python3 tests/cuda/kernel_table.py "$out/ncu.csv" >"$out/kernels.md"
     else
         skip ncu "it needs Nsight Compute"
     fi
     [ -x "$bin/decode_cycles" ] && step decode-cycles 120 "$bin/decode_cycles" time 50
+fi
+
+# Last, since it takes the card to itself for minutes.
+wants racecheck && sanitize racecheck --kernel-name-exclude kns=decode_step
+if wants racecheck && command -v compute-sanitizer >/dev/null && [ -x "$bin/racecheck_control" ]; then
+    in_shell racecheck-control control
 fi
 
 # ---- one document ----------------------------------------------------------------------------
