@@ -68,6 +68,15 @@ static void plans(void **state) {
     struct backend_plan behind = plan_of((struct plan_query){.layers = 40, .tokens = 65});
     assert_true(behind.read_bytes - grid.read_bytes > token.weight_bytes / 5 * 4);
     assert_true(behind.read_bytes - grid.read_bytes < token.weight_bytes);
+    /* Few tokens are decoded one by one; behind a chunk, fewer. */
+    struct backend_plan six = plan_of((struct plan_query){.layers = 40, .tokens = 6});
+    struct backend_plan seven = plan_of((struct plan_query){.layers = 40, .tokens = 7});
+    struct backend_plan three = plan_of((struct plan_query){.layers = 40, .tokens = 67});
+    struct backend_plan four = plan_of((struct plan_query){.layers = 40, .tokens = 68});
+    assert_int_equal(six.kernels, 6 * token.kernels);
+    assert_true(seven.kernels > 100);
+    assert_true(three.kernels > 3 + seven.kernels / 2);
+    assert_true(three.read_bytes > four.read_bytes);
     struct backend_plan two =
         plan_of((struct plan_query){.layers = 40, .tokens = 1, .sessions = 2});
     struct backend_plan all =

@@ -105,17 +105,18 @@ static int32_t smaller(int32_t a, int32_t b) {
     return a < b ? a : b;
 }
 
-/* How many of the next n tokens go one by one through the persistent decode step, which takes a
- * sixth of the time of a small chunk: those behind the last point of the grid where they are few,
- * and a few that begin between two points. So no cut on the grid changes what a token goes through.
- */
+/* How many of the next n tokens go one by one through the persistent decode step: those behind the
+ * last point of the grid where they are few, and a few that begin between two points. So no cut on
+ * the grid changes what a token goes through. Alone, six steps take as long as the smallest chunk;
+ * behind a chunk, which could have taken these tokens along, they come on top of it. */
 static int32_t tail_of(const struct backend_session *s, int32_t n) {
-    enum { MOST = 3 };
+    enum { ALONE = 6, BEHIND = 3 };
     const struct backend_model *m = s->model;
     if (!m->prompt || !m->decode || m->options.trace) return 0;
-    int32_t behind = (s->position + n) % BACKEND_GRID;
-    if (s->position % BACKEND_GRID && n <= MOST) return n;
-    return behind <= MOST ? smaller(behind, n) : 0;
+    int32_t end = s->position + n, behind = end % BACKEND_GRID;
+    int32_t most = end < BACKEND_GRID ? ALONE : BEHIND;
+    if (s->position % BACKEND_GRID && n <= most) return n;
+    return behind <= most ? smaller(behind, n) : 0;
 }
 
 static int not_finite(int32_t first, int32_t last, lily_err *err) {
