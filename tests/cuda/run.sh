@@ -296,7 +296,7 @@ fi
 {
     echo "{\"date\": \"$(date -u +%F)\","
     echo " \"device\": \"$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -n 1)\","
-    echo " \"machine\": \"$(uname -srm), $(nproc) processors\","
+    echo " \"machine\": \"$(uname -sm), $(nproc) processors\","
     echo " \"commit\": \"$(cat "$bin/commit" 2>/dev/null || git describe --always --dirty)\","
     echo " \"failed_steps\": [$(sed 's/.*/"&"/' "$work/failed" | paste -sd ,)],"
     echo " \"program\": {\"rows\": ["
