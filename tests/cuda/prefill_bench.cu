@@ -451,8 +451,8 @@ static void run_decisive(const decisive_tile &t, const decisive_input_rows &x, c
                          float *out, int rows) {
     unsigned threads = blocks(w.rows, 64) * 128;
     RUN(t.kernel, blocks(rows, t.n), PREFILL_DECISIVE_PARTS, threads,
-        PREFILL_DECISIVE_SHARED(t.n, t.stages, threads, w.cols / 64 / PREFILL_DECISIVE_PARTS),
-        x.high, x.low, x.sums, w, out, rows);
+        PREFILL_DECISIVE_SHARED(t.n, t.stages, w.cols / 64 / PREFILL_DECISIVE_PARTS), x.high, x.low,
+        x.sums, w, out, rows);
 }
 
 static void check_decisive() {

@@ -33,8 +33,7 @@ static const struct {
 #define EXPERTS(n, stages, at_least)                                                               \
     TILED("prompt_up_" #n, 2, n, stages) TILED("prompt_down_" #n, 2, n, stages)
 #define DECISIVE(n, stages)                                                                        \
-    {"prefill_small", "prompt_decisive_" #n,                                                       \
-     PREFILL_DECISIVE_SHARED(n, stages, 2 * DECISIVE_OUTPUTS, DECISIVE_GROUPS)},
+    {"prefill_small", "prompt_decisive_" #n, PREFILL_DECISIVE_SHARED(n, stages, DECISIVE_GROUPS)},
                PREFILL_DENSE_TILES(DENSE) PREFILL_EXPERT_TILES(EXPERTS)
                    PREFILL_DECISIVE_TILES(DECISIVE)};
 

@@ -46,11 +46,10 @@ static inline bool prefill_takes(int32_t rows, int32_t cols) {
 #define PREFILL_FLASH_SHARED  (128 * 512 + 4 * 64 * 512 + 256 * 4 + 1024)
 
 /* Tiles of prefill_small.cu: rows, stages. What it multiplies is summed in two parts. */
-#define PREFILL_DECISIVE_TILES(XX) XX(16, 7) XX(32, 6) XX(64, 4)
+#define PREFILL_DECISIVE_TILES(XX) XX(16, 6) XX(32, 6) XX(64, 5)
 #define PREFILL_DECISIVE_PARTS     2
-/* of so many groups of 64 inputs a part; four threads share two rows of weights. */
-#define PREFILL_DECISIVE_SHARED(n, stages, threads, groups)                                        \
-    ((stages) * ((n)*256 + (threads)*32) + (groups) * ((n)*4 + (threads)*4) + (threads)*2 + 1024)
+/* of so many groups of 64 inputs a part. */
+#define PREFILL_DECISIVE_SHARED(n, stages, groups) ((n) * ((stages)*256 + (groups)*4) + 1024)
 
 /* dense: x* [rows][w.cols], cuda_mat w, float out, int ldo, int rows. The widest tile that leaves
  * work for every processor. */
@@ -148,7 +147,7 @@ static inline struct prefill_launch prefill_decisive(int32_t rows, int32_t outpu
         prefill_blocks(rows, tile[t].n),
         PREFILL_DECISIVE_PARTS,
         threads,
-        PREFILL_DECISIVE_SHARED((size_t)tile[t].n, tile[t].stages, threads, groups)};
+        PREFILL_DECISIVE_SHARED((size_t)tile[t].n, tile[t].stages, groups)};
 }
 
 /* route: scores (parts), routing, int rows, counts, entries. */

@@ -7,6 +7,13 @@
  * a row that a thread loads at once are those it multiplies. */
 #include "prefill_common.cuh"
 
+/* Sixteen codes of each of a thread's two rows in a group, a byte each, less the middle of their
+ * range once they are numbers. */
+struct decisive_codes {
+    uint4 words[2];
+    float scale[2], bias[2];
+};
+
 /* Eight 4-bit codes as bytes. */
 __device__ __forceinline__ void widen(uint32_t word, uint32_t &first, uint32_t &second) {
     uint32_t even = word & 0x0f0f0f0fu, odd = word >> 4 & 0x0f0f0f0fu;
@@ -14,48 +21,35 @@ __device__ __forceinline__ void widen(uint32_t word, uint32_t &first, uint32_t &
     second = __byte_perm(even, odd, 0x7362);
 }
 
-/* Four lanes share two rows of weights: 64 (4 bits: 32) bytes of each in a group, copied by them
- * and read back sixteen codes a lane and row. Every second four have their rows in turns, so that
- * what is read at once lies in more banks. */
-enum { CODES_OF_FOUR = 128 };
-
+/* Where a thread's first row lies, and how much further its second, and biases from scales. */
 struct decisive_rows {
-    const uint8_t *codes[2]; /* of the group 0 of either row */
-    shared_at at;            /* the four lanes' place in a stage */
+    const uint8_t *codes;
+    const uint16_t *scales;
+    int next_codes, next_scales, biases;
 };
-
-__device__ __forceinline__ shared_at codes_of_row(const decisive_rows &r, int i) {
-    return r.at + (uint32_t)((i ^ ((int)threadIdx.x / 4 & 1)) * 64);
+__device__ __forceinline__ decisive_rows rows_from(const cuda_mat &w, int row, int sixteen) {
+    mat_row at = row_of(w, row), next = row_of(w, row + 1 < w.rows ? row + 1 : row);
+    return {at.codes + code_sixteen(w, sixteen), at.scales, (int)(next.codes - at.codes),
+            (int)(next.scales - at.scales), (int)(at.biases - at.scales)};
 }
 
-__device__ __forceinline__ void fetch_codes(const decisive_rows &r, const cuda_mat &w, int group,
-                                            uint32_t stage) {
-    int q = threadIdx.x % 4, at = code_at(w, group);
-    if (w.bits == 4) { /* a row's sixteens are neighbours: two of them are 16 bytes */
-        int i = q / 2, half = q % 2;
-        copy16(codes_of_row(r, i) + stage + (uint32_t)(half * 16),
-               (i ? r.codes[1] : r.codes[0]) + at + code_sixteen(w, half * 2), true);
-    } else {
+__device__ __forceinline__ void load_decisive(decisive_codes &c, const cuda_mat &w,
+                                              const decisive_rows &from, int group) {
+    const uint8_t *codes = from.codes + code_at(w, group);
+    const uint16_t *scales = from.scales + factor_at(w, group);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            copy16(codes_of_row(r, i) + stage + (uint32_t)(q * 16),
-                   r.codes[i] + at + code_sixteen(w, q), true);
+    for (int i = 0; i < 2; i++) {
+        if (w.bits == 4) {
+            uint2 two = __ldg((const uint2 *)codes);
+            widen(two.x, c.words[i].x, c.words[i].y);
+            widen(two.y, c.words[i].z, c.words[i].w);
+        } else {
+            c.words[i] = __ldg((const uint4 *)codes);
         }
-    }
-}
-
-/* A lane's sixteen codes of row i, a byte each. */
-__device__ __forceinline__ void read_codes(uint32_t (&words)[4], const decisive_rows &r, int bits,
-                                           int i, uint32_t stage) {
-    shared_at at = codes_of_row(r, i) + stage;
-    uint32_t q = threadIdx.x % 4;
-    if (bits == 4) {
-        uint2 two = load_shared8(at + q * 8);
-        widen(two.x, words[0], words[1]);
-        widen(two.y, words[2], words[3]);
-    } else {
-        uint2 low = load_shared8(at + q * 16), high = load_shared8(at + q * 16 + 8);
-        words[0] = low.x, words[1] = low.y, words[2] = high.x, words[3] = high.y;
+        c.scale[i] = bf16_float(__ldg(scales));
+        c.bias[i] = bf16_float(__ldg(scales + from.biases));
+        codes += from.next_codes;
+        scales += from.next_scales;
     }
 }
 
@@ -84,59 +78,41 @@ __device__ __forceinline__ void fetch_decisive(shared_at to, const bf16 *high, c
 template <int N, int STAGES>
 __device__ void decisive(const bf16 *high, const bf16 *low, const float *sums, const cuda_mat &w,
                          float *out, int rows) {
-    enum { X_STAGE = 2 * N * 128 };
+    enum { STAGE = 2 * N * 128 };
     SHARED_PIECES(shared);
     int tid = threadIdx.x, lane = tid % 32, q = lane % 4, n0 = blockIdx.x * N;
     int groups = w.cols / 64, each = (groups + (int)gridDim.y - 1) / (int)gridDim.y;
     int begin = blockIdx.y * each, count = min(each, groups - begin);
     int f = tid / 32 * 16 + lane / 4 * 2;
-    uint32_t code_stage = blockDim.x / 4 * CODES_OF_FOUR;
-    shared_at ring = shared_address(shared), code_ring = ring + STAGES * X_STAGE;
-    float *own_sums = (float *)(shared + STAGES * (X_STAGE + (int)code_stage)); /* [count][N] */
-    /* [2][count] of the four lanes; the next four's begin in another bank */
-    float2 *factors = (float2 *)(own_sums + each * N) + tid / 4 * (2 * each + 1);
-    decisive_rows own;
-    own.at = code_ring + (uint32_t)(tid / 4 * CODES_OF_FOUR);
-    float middle = w.bits == 4 ? 8.0f : 128.0f, magic = 8388608.0f + middle;
-#pragma unroll
-    for (int i = 0; i < 2; i++) { /* missing rows repeat the last */
-        mat_row from = row_of(w, min(f + i, w.rows - 1));
-        own.codes[i] = from.codes;
-        for (int g = q; g < count; g += 4) {
-            int at = factor_at(w, begin + g);
-            float scale = bf16_float(__ldg(from.scales + at));
-            float bias = bf16_float(__ldg(from.biases + at));
-            factors[i * each + g] = make_float2(scale, fmaf(middle, scale, bias));
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) {
-        if (i < count) fetch_codes(own, w, begin + i, i * code_stage);
-    }
+    float *own_sums = (float *)(shared + STAGES * STAGE); /* [count][N] */
+    shared_at ring = shared_address(shared);
+    decisive_rows from = rows_from(w, min(f, w.rows - 1), q); /* missing ones repeat the last */
+    decisive_codes next;
+    load_decisive(next, w, from, begin);
     begin_after_previous();
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) { /* codes of all of them arrive with the first */
-        if (i < count)
-            fetch_decisive<N>(ring + i * X_STAGE, high, low, w.cols, begin + i, n0, rows);
+    for (int i = 0; i < STAGES - 1; i++) {
+        if (i < count) fetch_decisive<N>(ring + i * STAGE, high, low, w.cols, begin + i, n0, rows);
         copy_commit();
     }
     for (int i = tid; i < count * N; i += blockDim.x) {
         int n = i / count, g = i % count;
         own_sums[g * N + n] = sums[(int64_t)min(n0 + n, rows - 1) * groups + begin + g];
     }
+    float middle = w.bits == 4 ? 8.0f : 128.0f, magic = 8388608.0f + middle;
     float acc[N / 2], part[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) acc[i] = 0;
     int stage = 0;
     for (int g = 0; g < count; g++) {
-        copy_wait<STAGES - 2>();
-        publish_shared();
-        __syncthreads(); /* the group is here, the one before has been multiplied */
         uint32_t a[4][4];
+        float scale[2] = {next.scale[0], next.scale[1]};
+        float bias[2] = {fmaf(middle, scale[0], next.bias[0]),
+                         fmaf(middle, scale[1], next.bias[1])};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            uint32_t words[4];
-            read_codes(words, own, w.bits, i, (uint32_t)stage * code_stage);
+            const uint32_t words[4] = {next.words[i].x, next.words[i].y, next.words[i].z,
+                                       next.words[i].w};
 #pragma unroll
             for (int s = 0; s < 4; s++) {
                 a[s][i] = numbers(words[s], 0, magic);
@@ -145,8 +121,11 @@ __device__ void decisive(const bf16 *high, const bf16 *low, const float *sums, c
         }
 #pragma unroll
         for (int i = 0; i < N / 2; i++) part[i] = 0;
-        operand x = operand_rows(ring + (uint32_t)(stage * X_STAGE));
-        operand rest = operand_rows(ring + (uint32_t)(stage * X_STAGE + N * 128));
+        copy_wait<STAGES - 2>();
+        publish_shared();
+        __syncthreads(); /* the group is here, the one before has been multiplied */
+        operand x = operand_rows(ring + (uint32_t)(stage * STAGE));
+        operand rest = operand_rows(ring + (uint32_t)(stage * STAGE + N * 128));
         products_begin();
 #pragma unroll
         for (int s = 0; s < 4; s++) {
@@ -156,13 +135,12 @@ __device__ void decisive(const bf16 *high, const bf16 *low, const float *sums, c
         products_commit();
         int later = stage == 0 ? STAGES - 1 : stage - 1;
         if (g + STAGES - 1 < count) {
-            fetch_codes(own, w, begin + g + STAGES - 1, (uint32_t)later * code_stage);
-            fetch_decisive<N>(ring + (uint32_t)(later * X_STAGE), high, low, w.cols,
+            fetch_decisive<N>(ring + (uint32_t)(later * STAGE), high, low, w.cols,
                               begin + g + STAGES - 1, n0, rows);
         }
         copy_commit();
+        if (g + 1 < count) load_decisive(next, w, from, begin + g + 1);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        float2 k[2] = {factors[g], factors[each + g]}; /* scale and bias */
         products_wait<0>();
         hold(part);
 #pragma unroll
@@ -172,7 +150,7 @@ __device__ void decisive(const bf16 *high, const bf16 *low, const float *sums, c
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float &to = acc[4 * j + i];
-                to = fmaf(k[i / 2].x, part[4 * j + i], fmaf(k[i / 2].y, of[i % 2], to));
+                to = fmaf(scale[i / 2], part[4 * j + i], fmaf(bias[i / 2], of[i % 2], to));
             }
         }
     }
