@@ -160,6 +160,7 @@ struct backend {
     int32_t (*position)(const struct backend_session *s);
     void (*reset)(struct backend_session *s); /* back to position 0, state zeroed */
 
+    /* After an error the session has read an unknown part of the chunk: reset or restore it. */
     int (*prefill)(struct backend_session *s, struct prefill_step *step, lily_err *err);
 
     /* Steps in flight: one, or up to two where sample_begin is not NULL. A submit that fails leaves

@@ -135,16 +135,20 @@ static void drop_from_disk(struct states *s) {
 
 struct backend_state *states_add(struct states *s, int32_t pos, bool decode, const int32_t *keep,
                                  int32_t n_keep) {
-    int32_t oldest_decode = -1, n_decode = 0;
+    int32_t oldest = 0, n_decode = 0;
+    bool in_memory = false; /* the oldest one of decode is, so that its memory is to be had */
     if (s->limit == 0) return NULL;
     for (int32_t i = s->n - 1; i >= 0; i--) {
         if (s->entry[i].pos == pos) return NULL;
         if (!s->entry[i].decode) continue;
         n_decode++;
-        oldest_decode = i;
+        oldest = s->entry[i].pos;
+        in_memory = s->entry[i].saved != NULL;
     }
-    if (decode && n_decode >= DECODE_KEPT) drop(s, oldest_decode);
-    if (s->n_spare == 0 && !evict(s, decode, keep, n_keep)) return NULL;
+    bool replaces = decode && n_decode >= DECODE_KEPT;
+    bool room = s->n_spare > 0 || (replaces && in_memory);
+    if (!room && !evict(s, decode, keep, n_keep)) return NULL;
+    if (replaces) states_remove(s, oldest);
     if (s->n == STATES_MAX) drop_from_disk(s);
     struct backend_state *saved = s->spare[--s->n_spare];
     int32_t at = s->n;

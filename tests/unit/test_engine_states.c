@@ -231,6 +231,27 @@ static void a_full_file(void **state) {
     done(&s);
 }
 
+/* A new one of decode that finds no room replaces none: those on disk have no memory to give. */
+static void no_room_drops_nothing(void **state) {
+    (void)state;
+    struct states s;
+    init(&s, 10, 30);
+    assert_true(add(&s, 64, true, NULL, 0));
+    assert_true(add(&s, 128, true, NULL, 0));
+    assert_int_equal(states_give_back(&s, 1), 2);
+    assert_true(add(&s, 192, false, NULL, 0)); /* a fork; in the memory of 128 */
+    assert_int_equal(s.n, 2);
+    assert_int_equal(states_give_back(&s, 1), 0);
+    assert_true(add(&s, 256, true, NULL, 0)); /* the fork is not listed: it goes */
+    states_give_back(&s, 1);
+    assert_true(add(&s, 320, false, (int32_t[]){320}, 1));
+    int32_t before = s.n;
+    assert_false(add(&s, 384, true, (int32_t[]){320}, 1));
+    assert_int_equal(s.n, before);
+    expect_resumed(&s);
+    done(&s);
+}
+
 /* Where nothing can be written all but the newest are dropped, and none comes back. */
 static void what_is_given_back_stays_away(void **state) {
     (void)state;
@@ -266,6 +287,7 @@ int main(void) {
         cmocka_unit_test(test_two_decode_checkpoints),
         cmocka_unit_test(what_is_given_back_is_on_disk),
         cmocka_unit_test(a_full_file),
+        cmocka_unit_test(no_room_drops_nothing),
         cmocka_unit_test(what_is_given_back_stays_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
