@@ -235,19 +235,16 @@ static void a_full_file(void **state) {
 static void no_room_drops_nothing(void **state) {
     (void)state;
     struct states s;
+    const int32_t fork = 192;
     init(&s, 10, 30);
     assert_true(add(&s, 64, true, NULL, 0));
     assert_true(add(&s, 128, true, NULL, 0));
+    assert_true(add(&s, fork, false, NULL, 0));
     assert_int_equal(states_give_back(&s, 1), 2);
-    assert_true(add(&s, 192, false, NULL, 0)); /* a fork; in the memory of 128 */
-    assert_int_equal(s.n, 2);
-    assert_int_equal(states_give_back(&s, 1), 0);
-    assert_true(add(&s, 256, true, NULL, 0)); /* the fork is not listed: it goes */
-    states_give_back(&s, 1);
-    assert_true(add(&s, 320, false, (int32_t[]){320}, 1));
-    int32_t before = s.n;
-    assert_false(add(&s, 384, true, (int32_t[]){320}, 1));
-    assert_int_equal(s.n, before);
+    assert_int_equal(s.on_disk, 2);
+    assert_false(add(&s, 256, true, &fork, 1));
+    assert_int_equal(s.n, 3);
+    assert_int_equal(s.entry[0].pos, 64);
     expect_resumed(&s);
     done(&s);
 }
