@@ -160,7 +160,7 @@ inline void attn_soften(thread attn_row &r, attn_memory m, uint block, uint posi
     simdgroup_barrier(mem_flags::mem_threadgroup); /* READ */
     UNROLL
     for (uint i = 0; i < ATTN_QUADS; i++) {
-        const float4 e = fast::exp(s[i] - r.top);
+        const float4 e = precise::exp(s[i] - r.top);
         const uint2 w = uint2(bf16_pair(e.x, e.y), bf16_pair(e.z, e.w));
         ((threadgroup uint2 *)scores)[i * ATTN_PARTS + part] = w;
         sum += (bf16_low(w.x) + bf16_high(w.x)) + (bf16_low(w.y) + bf16_high(w.y));
