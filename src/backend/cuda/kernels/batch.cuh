@@ -172,11 +172,7 @@ __device__ __forceinline__ float batch_sum(const batch_sums *kept, const batch_s
 /* ---- near float32 accuracy ------------------------------------------------------------------- */
 
 /* Products whose results decide something (portable_small.cu): inputs and weights as the sum of two
- * bf16 each. */
-__device__ __forceinline__ void batch_halves(float a, float b, uint32_t &high, uint32_t &low) {
-    high = bf16_pair(a, b);
-    low = bf16_pair(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u));
-}
+ * bf16 each (bf16_halves). */
 
 /* Eight neighbouring values of a row. */
 __device__ __forceinline__ void batch_values(const cuda_mat &m, int64_t row, int column, bool valid,
@@ -229,11 +225,11 @@ __device__ __forceinline__ void batch_precise(const float *a, const cuda_mat &w,
 #pragma unroll
                 for (int v = 0; v < 4; v++) {
                     int i = 2 * s + v / 2;
-                    batch_halves(value[v % 2][i], value[v % 2][i + 4], ah[v], al[v]);
+                    bf16_halves(value[v % 2][i], value[v % 2][i + 4], ah[v], al[v]);
                 }
 #pragma unroll
                 for (int v = 0; v < 2; v++) {
-                    batch_halves(x[2 * s + v], x[2 * s + v + 4], bh[v], bl[v]);
+                    bf16_halves(x[2 * s + v], x[2 * s + v + 4], bh[v], bl[v]);
                 }
                 multiply(acc[0], al, bh[0], bh[1]);
                 multiply(acc[1], ah, bl[0], bl[1]);

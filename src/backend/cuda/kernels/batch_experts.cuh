@@ -32,7 +32,8 @@ struct listed_rows {
 };
 
 /* ids = the TOP_K experts with the largest scores, in descending order, ties to the lower number;
- * weights (where given): their softmax. One warp. */
+ * weights (where given): their softmax. One warp. Must agree to the id with route_row (routing.cuh)
+ * and choose (decode_producer.cuh); sorted in each lane because every block waits for it. */
 __device__ __forceinline__ void choose_experts(const float *scores, uint16_t *ids, float *weights) {
     enum { EACH = (EXPERTS + 31) / 32 };
     int lane = threadIdx.x % 32;

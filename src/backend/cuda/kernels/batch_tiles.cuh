@@ -187,7 +187,7 @@ __device__ __forceinline__ void stage_exact(staged_slice &to, const float *row, 
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 uint32_t high, rest;
-                batch_halves(x[i], y[i], high, rest);
+                bf16_halves(x[i], y[i], high, rest);
                 pairs[w][i] = low ? rest : high;
             }
         }

@@ -45,6 +45,12 @@ __device__ __forceinline__ bf16 to_bf16(float x) {
     return (bf16)bf16_pair(x, 0.0f);
 }
 
+/* Two values as bf16 and the bf16 of what that leaves: 16 significant bits. */
+__device__ __forceinline__ void bf16_halves(float a, float b, uint32_t &high, uint32_t &low) {
+    high = bf16_pair(a, b);
+    low = bf16_pair(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u));
+}
+
 __device__ __forceinline__ float sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
 }
@@ -134,7 +140,8 @@ __device__ __forceinline__ mat_row row_of(const cuda_mat &m, int64_t row) {
         codes = tile_wide_codes(in_tile, 0), factors = tile_wide_scale(in_tile, 0);
     } else if (m.layout == CUDA_DOWN) {
         in_tile = (int)(row & 127);
-        tile = row / H * (int64_t)(m.cols / TILE_DOWN_COLS) * (H / TILE_DOWN_ROWS * TILE_DOWN_BYTES) +
+        tile = row / H * (int64_t)(m.cols / TILE_DOWN_COLS) *
+                   (H / TILE_DOWN_ROWS * TILE_DOWN_BYTES) +
                row % H / TILE_DOWN_ROWS * TILE_DOWN_BYTES;
         codes = tile_down_codes(in_tile, 0), factors = tile_down_scale(in_tile);
     } else {

@@ -49,7 +49,6 @@ __host__ __device__ constexpr int chunks(int tiles, int per) {
 }
 constexpr int EXPERT_IN_CHUNKS = chunks(2 * SLICES, SLOT_TILES);
 constexpr int DOWN_CHUNKS = chunks(DOWN_TILES, DOWN_PER_SLOT);
-constexpr int OUT_CHUNKS = chunks(OUT_TILES, SLOT_TILES);
 
 struct Share { /* [first, first + n) of something */
     int first, n;
@@ -233,7 +232,8 @@ template <int FIRST = 16> __device__ __forceinline__ float warp_max(float x) {
 /* The residual stream is a sum of many blocks' contributions. As integers of 2^-26 they add up to
  * the same bits in any order; below them a sum has eight bits in which its contributions are
  * counted. One contribution is below 2^21 in magnitude and a sum, before a stage adds to it, below
- * 2^26, or the step is marked bad: 2^26 and 132 times 2^21 stay below 2^29 = 2^63 / 2^26 / 2^8. */
+ * 2^26, or the step is marked bad: a stage adds at most 33 to a sum, and 2^26 and 33 times 2^21
+ * stay below 2^29 = 2^63 / 2^26 / 2^8. */
 constexpr float ONE = (float)(1 << DECODE_FIXED_BITS);
 constexpr float LARGEST = 2097152.0f, LARGEST_SUM = 67108864.0f;
 constexpr unsigned COUNTED = (1u << DECODE_COUNT_BITS) - 1;

@@ -1,6 +1,6 @@
 /* The second half of the experts. The blocks of a chosen expert hand each other their inner
- * activations, so that each has whole rows of down and eight additions a row suffice. When each
- * multiplied its own activations alone, there were 132, which wait for each other. */
+ * activations, so that each has whole rows of down and eight additions a row suffice: additions to
+ * one address wait for each other. */
 #ifndef LILY_CUDA_DECODE_MOE_CUH
 #define LILY_CUDA_DECODE_MOE_CUH
 

@@ -68,7 +68,9 @@ template <int N> __device__ __forceinline__ void sort_down(uint32_t (&key)[N]) {
 /* The eight largest scores, ties to the lower index; this block's expert among them and its weight,
  * a softmax over the eight. Scores are first compared by their upper 24 bits, with the expert's
  * number below them; where that leaves the eighth and the ninth undecided, by all bits. All lanes
- * take part. Which of the eight is whose does not matter, so their order does not either. */
+ * take part. Which of the eight is whose does not matter, so their order does not either. Must
+ * agree to the id with route_row (routing.cuh) and choose_experts (batch_experts.cuh); its scores
+ * are words that others are still writing, and the whole grid waits for it. */
 __device__ __forceinline__ void choose(const decode_word *scores, uint32_t tag, bool wait,
                                        Shared &s) {
     constexpr int N = EXPERTS / 32;

@@ -125,8 +125,6 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, cons
         const bool experts = kind != ROUTE;
         if (experts || layer > 0) rest = w.kept();
         await_sum(w, experts, experts ? layer : layer + 1);
-        /* Blocks with no part in the router are in no hurry and leave the cache to the others. */
-
         take_sum(w, experts, experts ? layer : layer + 1, h);
         sync_consumers(); /* the stage before is done with shared memory */
         w.mark(0);

@@ -1,4 +1,10 @@
-/* A decode step as one persistent kernel: all layers and the head for one token of one sequence,
+/* Mathematics: a token through all layers and the head: h += mixer(norm h); h += experts(norm h).
+ * Layout: weights as tiles (tile.h); state float32 [heads][128][128]; KV bf16 [kv][context][256].
+ * Threads: a block a multiprocessor, 16 consumer warps and a producer; a warp keeps 128 inputs.
+ * Fused: all stages of a token. Agrees with ref: 3e-5 a product, mean KL of the logits below 1e-3.
+ * Bytes: 1.76 GB at depth 0, 44 % of a plain read's 4,642 GB/s (bench/cuda-decode-h200.json).
+ *
+ * A decode step as one persistent kernel: all layers and the head for one token of one sequence,
  * one block on every multiprocessor. docs/cuda-decode.md explains the split and what limits it. */
 #include "decode_producer.cuh"
 #include "decode_product.cuh"

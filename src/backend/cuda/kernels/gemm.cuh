@@ -78,7 +78,8 @@ template <int TILE_M, bool SPLIT = false> struct Tile {
             s.at + (lies_as(like, CUDA_PLANAR) ? round * 32 : code_at(like, round));
         if (SPLIT && lies_as(like, CUDA_DOWN)) {
             const uint32_t *words = (const uint32_t *)at;
-            c.words = make_uint4(__ldg(words), __ldg(words + 4), __ldg(words + 8), __ldg(words + 12));
+            c.words =
+                make_uint4(__ldg(words), __ldg(words + 4), __ldg(words + 8), __ldg(words + 12));
         } else if (!s.wide) {
             c.words = __ldg((const uint4 *)at);
         }

@@ -76,8 +76,8 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], share
                  : "memory");
 }
 
-/* c[16, 8] += a[16, 16] b[16, 8], bf16 in, float32 sums. Lane l holds of c rows l / 4 and 8 + l / 4,
- * columns 2 (l % 4) and the next. */
+/* c[16, 8] += a[16, 16] b[16, 8], bf16 in, float32 sums. Lane l holds of c rows l / 4 and
+ * 8 + l / 4, columns 2 (l % 4) and the next. */
 __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "

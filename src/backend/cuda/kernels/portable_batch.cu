@@ -1,4 +1,10 @@
-/* The products of a decode step of several slots, and what lies between them: see batch.cuh and
+/* Mathematics: W x for n slots of every matrix; top 8, silu(gate x) (up x), weighted sum, norm.
+ * Layout: weights planar; x bf16 [n][H]; scores float32 [n][E + 1]; hidden bf16 [place][I].
+ * Threads: 16 warps a block share a unit's columns; slots are columns of m16n8k16; sums in order.
+ * Fused: choice and shared expert; weighted sum and next norm. Agrees with ref/moe.c.
+ * Bytes: each weight once for all slots; not timed since only planar weights come here.
+ *
+ * The products of a decode step of several slots, and what lies between them: see batch.cuh and
  * docs/cuda-batch.md. Launches are of BATCH_THREADS threads; a block walks over `units` of work one
  * after the other, the weights of the next ones on their way meanwhile. Units take turns at two
  * places for their sums: one barrier a unit then parts both writing from reading and the other way

@@ -1,4 +1,10 @@
-/* Routing, on the device from scores to the block map of the grouped products, and the sum of what
+/* Mathematics: top 8 of scores and their softmax; pairs sorted by expert; x += sum of weight * out.
+ * Layout: scores float32 [n][E + 1]; routing [n][2 * 8]; cuda_groups (device.h); out [place][H].
+ * Threads: route a warp a row; group one block of 1,024; combine a block a row.
+ * Fused: weighted sum, shared expert's gate, residual. Agrees with ref/moe.c, the ids exactly.
+ * Bytes: combine, 4,096 rows: 369 MB in 104 us, 77 % of 4,642 GB/s (bench/cuda-portable-h200.json).
+ *
+ * Routing, on the device from scores to the block map of the grouped products, and the sum of what
  * the experts give. */
 #include "routing.cuh"
 

@@ -1,8 +1,14 @@
-/* Embedding rows, the residual stream and its norms. */
+/* Mathematics: x = embedding row; x += add; x / sqrt(mean(x^2) + eps) * weight; is x finite.
+ * Layout: x, add and normed float32 [rows][H], normed also bf16; the table quantised, row by row.
+ * Threads: a block a row.
+ * Fused: residual sum and norm, in float32 and bf16 at once. Agrees with ref/norm.c.
+ * Bytes: 4,096 rows: 151 MB at most in 43 us, 76 % of 4,642 GB/s (bench/cuda-portable-h200.json).
+ *
+ * Embedding rows, the residual stream and its norms. */
 #include "common.cuh"
 
-/* Row r of the embedding: of token ids[r], or, without ids, of slot r's own (its input, or the token
- * it sampled last). */
+/* Row r of the embedding: of token ids[r], or, without ids, of slot r's own (its input, or the
+ * token it sampled last). */
 KERNEL embed(cuda_mat table, const int32_t *ids, const cuda_slot *slots, float *x) {
     int r = blockIdx.x, token;
     if (ids) {

@@ -1,4 +1,10 @@
-/* Sampling on the device (ref/sample.c is the readable form): penalties, temperature, top_k, top_p,
+/* Mathematics: penalties, top_k, softmax at a temperature, top_p, min_p, one draw; or the largest.
+ * Layout: logits float32 [slots][V], counts int32 [V] a session; pool [slots][64 slices][64].
+ * Threads: 256 a block, a block a slice of the vocabulary and slot; then a block a slot.
+ * Fused: penalties with the selection, whether logits are finite too. Agrees with ref/sample.c.
+ * Bytes: 8 V a slot that samples, 2 MB; two launches are its floor, no fraction was measured.
+ *
+ * Sampling on the device (ref/sample.c is the readable form): penalties, temperature, top_k, top_p,
  * min_p, one draw. Selection is exact, ties go to the lower id. Three kernels a step: count the
  * input tokens, the best candidates of each slice of the vocabulary, the pick among those. */
 #include <float.h>
@@ -118,8 +124,8 @@ __device__ int select_largest(const Item &item, int n, int k, candidate *out) {
 
 /* pool[slot][slice][MOST]: the largest of each slice after the penalties, fewer padded with id -1;
  * finite[slot] = 0 when any of its logits is not. Only ids below `used` are sampled, and of those,
- * unless it is NULL, only those with bit id % 32 of sampled[id / 32]. Grid: SLICES in x, slots in y.
- */
+ * unless it is NULL, only those with bit id % 32 of sampled[id / 32]. Grid: SLICES in x, slots in
+ * y. */
 KERNEL __launch_bounds__(SAMPLE_THREADS)
     candidates(const float *logits, const cuda_slot *slots, int used, const uint32_t *sampled,
                candidate *pool, int32_t *finite) {
@@ -179,7 +185,8 @@ __device__ int draw(const cuda_slot &s, const candidate *c, int n) {
         do {
             int heaviest = -1;
             for (int i = 0; i < n; i++) {
-                if (!(kept >> i & 1) && (heaviest < 0 || weight[i] > weight[heaviest])) heaviest = i;
+                bool left = !(kept >> i & 1);
+                if (left && (heaviest < 0 || weight[i] > weight[heaviest])) heaviest = i;
             }
             if (heaviest < 0) break;
             kept |= (uint64_t)1 << heaviest;
@@ -201,7 +208,8 @@ __device__ int draw(const cuda_slot &s, const candidate *c, int n) {
     return c[last].id;
 }
 
-/* results[slot], and the slot's token where it samples. A spoilt row samples token 0. Grid: slots. */
+/* results[slot], and the slot's token where it samples. A spoilt row samples token 0. Grid: slots.
+ */
 KERNEL __launch_bounds__(SAMPLE_THREADS)
     pick(const candidate *pool, const cuda_slot *slots, const int32_t *finite,
          cuda_result *results) {

@@ -1,16 +1,16 @@
-/* Products whose results decide something (which experts, how much to forget): the router, the
+/* Mathematics: out [n][N] = X [n][K] W^T near float32 accuracy: (xh + xl) (wh + wl) without xl wl.
+ * Layout: X float32 [n][K], out float32 [n][N]; W 4 or 8 bits, planar or tiles.
+ * Threads: 256 a block of 16 or 32 rows and eight outputs; a warp an eighth of the columns.
+ * Fused: unpacking and splitting. Agrees with ref's router, beta and decay to 16 bits a factor.
+ * Bytes: 16 rows 62 us, before columns were shared among warps (docs/cuda.md; not timed since).
+ *
+ * Products whose results decide something (which experts, how much to forget): the router, the
  * shared expert's gate, DeltaNet's gates. Inputs and weights go to the tensor cores as a sum of two
  * bf16 each, 16 significant bits, so that scores are near float32 accuracy; these matrices are
  * small. Each of a block's eight warps takes an eighth of the columns straight from memory. */
 #include "common.cuh"
 
 enum { SMALL_THREADS = 256, SMALL_WARPS = SMALL_THREADS / 32 };
-
-/* Two values as bf16 and the bf16 of what that leaves. */
-__device__ __forceinline__ void split(float a, float b, uint32_t &high, uint32_t &low) {
-    high = bf16_pair(a, b);
-    low = bf16_pair(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u));
-}
 
 /* 16 codes of a group of one output (4 bits: two words), its scale and bias; `from` is where the
  * row's first such 16 codes lie. */
@@ -91,13 +91,13 @@ __device__ void small_product(const float *a, const cuda_mat &w, float *out, int
             for (int u = 0; u < 2; u++) {
                 float b0, b1;
                 small_pair(now, w.bits, s, u == 1, b0, b1);
-                split(b0, b1, bh[u], bl[u]);
+                bf16_halves(b0, b1, bh[u], bl[u]);
             }
 #pragma unroll
             for (int i = 0; i < MT; i++) {
                 uint32_t ah[4], al[4];
 #pragma unroll
-                for (int v = 0; v < 4; v++) split(x[s][i][v].x, x[s][i][v].y, ah[v], al[v]);
+                for (int v = 0; v < 4; v++) bf16_halves(x[s][i][v].x, x[s][i][v].y, ah[v], al[v]);
                 multiply(acc[0][i], al, bh[0], bh[1]);
                 multiply(acc[1][i], ah, bl[0], bl[1]);
                 multiply(acc[2][i], ah, bh[0], bh[1]);

@@ -1,4 +1,10 @@
-/* Full attention of a prompt chunk on Hopper's tensor cores: queries and keys normed and turned,
+/* Mathematics: softmax(q k^T / 16) v * sigmoid(gate), 8 query heads a key head; RoPE of 64 of 256.
+ * Layout: queries bf16 [n][Q_DIM]; cache bf16 [kv][capacity][256]; mix bf16 reordered [n][Q_DIM].
+ * Threads: 16 rows of 8 heads a block, two warpgroups of 64 query rows; 64 positions a turn.
+ * Fused: norm, RoPE, cache; scores, softmax, mix, gate. Agrees with ref/attention.c, q, k, v bf16.
+ * Bytes: 4,096 rows: 63 % of 790 TFLOP/s, 68 to 70 % deeper (bench/cuda-prompt-h200.json).
+ *
+ * Full attention of a prompt chunk on Hopper's tensor cores: queries and keys normed and turned,
  * keys and values stored, then softmax over all positions before. */
 #include "prefill_common.cuh"
 

@@ -1,16 +1,15 @@
 /* The prompt kernels of sm_90a for the host: file, name, grid, threads, shared memory and arguments
- * of each. C11. They take a cuda_shape whose widths are multiples of 512 with 4-bit matrices
+ * of each. C11. They take a shape whose widths are multiples of 512 with 4-bit matrices
  * (prefill_takes); everything else stays with the portable kernels.
  *
  * Order of a layer (R rows, one slot; bf16 rows marked * are reordered, see prefill_common.cuh):
  *   norm            x, add | 0, weight, ordered*, high, low, sums, counts
  *   DeltaNet        dense qkvz; decisive b and a; convolve; pieces; states; gated_norm; dense out
- *   attention       dense qkv; attention_rows; flash; dense o
+ *   attention       dense qkv; attention_rows; flash; join where flash was split; dense o
  *   norm            x, add = the mixer's output
  *   experts         decisive router; route; group; up; down, both with the shared expert's;
- * combine, with the norm of the next layer Each may begin while the one before it ends and waits
- * for it itself (begin_after_previous).
- */
+ *                   combine, with the norm of the next layer
+ * Each may begin while the one before it ends and waits for it itself (begin_after_previous). */
 #ifndef LILY_CUDA_PREFILL_KERNELS_H
 #define LILY_CUDA_PREFILL_KERNELS_H
 

@@ -1,4 +1,10 @@
-/* Routing of a prompt chunk: the choice of experts, and rows sorted by expert for the grouped
+/* Mathematics: top 8 of the scores and their softmax; pairs row * 8 + choice sorted by expert.
+ * Layout: scores float32 [parts][n][E + 1]; routing float32 [n][2 * 8]; cuda_groups (device.h).
+ * Threads: route a warp a row; group a block of 256 for 256 rows, each counts for itself.
+ * Fused: sum of parts, choice and counts; scan, places and blocks. Agrees with ref/moe.c exactly.
+ * Bytes: 4,096 rows 26 us where the bound is 2: latency (bench/cuda-prompt-h200.json).
+ *
+ * Routing of a prompt chunk: the choice of experts, and rows sorted by expert for the grouped
  * products of prefill_gemm.cu. */
 #include "prefill_common.cuh"
 #include "routing.cuh"

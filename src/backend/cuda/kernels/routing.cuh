@@ -6,7 +6,9 @@
 
 /* routing = the TOP_K largest of scores[0 .. EXPERTS), ids in descending order (ties to the
  * lower id), then their softmax, which equals the share of each among the chosen. One warp;
- * lane l holds experts l, l + 32, ... */
+ * lane l holds experts l, l + 32, ... The choice is written twice more, where its time is waited
+ * for: choose_experts (batch_experts.cuh) for all slots in every block, choose
+ * (decode_producer.cuh) from words that are still arriving. All three must agree to the id. */
 __device__ __forceinline__ void route_row(const float *scores, float *routing) {
     enum { EACH = (EXPERTS + 31) / 32 };
     int lane = threadIdx.x % 32;

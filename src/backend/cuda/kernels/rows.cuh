@@ -9,7 +9,8 @@ struct expert_block {
     int expert, first, rows;
 };
 
-/* Block b of a grouped product of that tile height (cuda_groups); no rows: there is no such block. */
+/* Block b of a grouped product of that tile height (cuda_groups); no rows: there is no such block.
+ */
 __device__ __forceinline__ expert_block block_of(const cuda_groups &g, int b, int height) {
     expert_block out = {0, b * height, 0};
     if (!g.begin) {
