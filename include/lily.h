@@ -202,6 +202,12 @@ int lily_session_greedy(lily_session *s, int32_t id, int32_t n, lily_token_fn to
 const float *lily_session_logits(const lily_session *s);
 void lily_session_reset(lily_session *s);
 
+/* To be called every few seconds while nothing is asked of the session: where the system is short
+ * of memory all that the session holds goes to disk, to a file that nobody else can read, until the
+ * next call, which takes longer by the reading. False: further calls are of no use, since nothing
+ * here tells of such a shortage or the disk is full. */
+bool lily_session_idle(lily_session *s);
+
 /* Teacher-forced logits: row(arg, i, logits[vocab]) after each ids[i]; nonzero stops with
  * LILY_ECANCELED. Starts from an empty session and leaves ids[n] in it. */
 typedef int (*lily_logits_fn)(void *arg, size_t i, const float *logits);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/rest.h"
+
 enum { STRIDE = 4096 }; /* a long prompt is checkpointed each so many tokens as well */
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -43,6 +45,7 @@ int lily_session_new(lily_engine *e, int32_t context, lily_session **out, lily_e
 void lily_session_free(lily_session *s) {
     if (!s) return;
     if (s->backend) s->engine->backend->session_free(s->backend);
+    rest_drop(s);
     s->engine->sessions--;
     states_free(&s->states);
     sampler_free(s->sampler);
@@ -51,8 +54,9 @@ void lily_session_free(lily_session *s) {
     free(s);
 }
 
-static void empty(lily_session *s) {
-    s->engine->backend->reset(s->backend);
+void session_empty(lily_session *s) {
+    rest_drop(s); /* the next call wakes it empty */
+    if (s->backend) s->engine->backend->reset(s->backend);
     s->held = 0;
     s->has_logits = false;
     states_clear(&s->states);
@@ -62,7 +66,7 @@ void lily_session_reset(lily_session *s) {
     if (s->engine->in_call)
         lily_cancel(s);
     else
-        empty(s);
+        session_empty(s);
 }
 
 int session_enter(lily_session *s, lily_err *err) {
@@ -71,6 +75,8 @@ int session_enter(lily_session *s, lily_err *err) {
                    "session: found a call from within a callback, expected none while another call "
                    "on the engine runs; end that one first");
     }
+    int rc = s->backend ? 0 : rest_end(s, err);
+    if (rc) return rc;
     s->engine->in_call = true;
     atomic_store(&s->cancel, false);
     return 0;
@@ -130,7 +136,7 @@ static bool all_finite(const float *x, int32_t n) {
 /* A non-finite value after token number position has come from the state or will be in it, and
  * would spoil every later token: the session starts over. */
 static int not_finite(lily_session *s, int32_t position, lily_err *err) {
-    empty(s);
+    session_empty(s);
     return ERR(err, LILY_ENUMERIC,
                "logits: found non-finite values after token %d; the session was emptied, so that "
                "the next request starts clean; if it happens again, check the model's files",
@@ -145,19 +151,20 @@ static int accept_logits(lily_session *s, lily_err *err) {
 
 /* After a failed backend call nothing is known about its state. */
 static int fail(lily_session *s, int rc) {
-    empty(s);
+    session_empty(s);
     return rc;
 }
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
 
-/* When the system is short of memory, checkpoints go to disk: to resume from one takes longer, or
- * where the disk is full a later prompt reads more; nothing else. */
-static void heed_pressure(lily_session *s) {
+static enum backend_pressure pressure(const lily_session *s) {
     const struct backend *b = s->engine->backend;
-    enum backend_pressure p = b->pressure ? b->pressure(s->engine->model) : BACKEND_PRESSURE_NONE;
-    if (p == BACKEND_PRESSURE_NONE) return;
-    int32_t gone = states_give_back(&s->states, p == BACKEND_PRESSURE_CRITICAL ? 0 : 1);
+    return b->pressure ? b->pressure(s->engine->model) : BACKEND_PRESSURE_NONE;
+}
+
+/* All checkpoints but so many go to disk. */
+static void give_back(lily_session *s, int32_t keep) {
+    int32_t gone = states_give_back(&s->states, keep);
     if (gone) {
         engine_log(s->engine,
                    "memory: the system is short of it; gave back %d state checkpoint%s, %d %s on "
@@ -165,6 +172,29 @@ static void heed_pressure(lily_session *s) {
                    gone, gone == 1 ? "" : "s", s->states.on_disk,
                    s->states.on_disk == 1 ? "is" : "are");
     }
+}
+
+/* When the system is short of memory, checkpoints go to disk: to resume from one takes longer, or
+ * where the disk is full a later prompt reads more; nothing else. */
+static void heed_pressure(lily_session *s) {
+    enum backend_pressure p = pressure(s);
+    if (p != BACKEND_PRESSURE_NONE) give_back(s, p == BACKEND_PRESSURE_CRITICAL ? 0 : 1);
+}
+
+bool lily_session_idle(lily_session *s) {
+    lily_err err;
+    if (!s->engine->backend->pressure) return false;
+    if (s->engine->in_call || !s->backend || pressure(s) == BACKEND_PRESSURE_NONE) return true;
+    give_back(s, 0);
+    int32_t held = s->held;
+    int rc = rest_begin(s, &err);
+    if (rc) {
+        engine_log(s->engine, "memory: the system is short of it; %s", err.msg);
+        return false;
+    }
+    engine_log(s->engine,
+               "memory: the system is short of it; the session of %d tokens waits on disk", held);
+    return true;
 }
 
 static void take_checkpoint(lily_session *s, int32_t pos, bool decode) {
@@ -245,7 +275,7 @@ static int32_t go_back(lily_session *s, const int32_t *ids, int32_t n) {
         return state->pos;
     }
     if (state) engine_log(s->engine, "state checkpoint at token %d: %s", state->pos, err.msg);
-    empty(s);
+    session_empty(s);
     return 0;
 }
 
@@ -280,6 +310,7 @@ int session_sync(lily_session *s, const int32_t *ids, size_t count, session_prog
     find_forks(s, ids, n);
     int32_t pos = *cached = go_back(s, ids, n);
     heed_pressure(s);
+    if (pressure(s) == BACKEND_PRESSURE_NONE) states_regain(&s->states);
     if (progress && progress(arg, pos, n)) goto cancelled;
     while (pos < n) {
         if (session_cancelled(s)) goto cancelled;
@@ -393,7 +424,7 @@ void session_settle(lily_session *s) {
         if (!rc && !result.finite) rc = ERR(&err, LILY_ENUMERIC, "found non-finite values");
         if (!rc) rc = s->engine->backend->rewind(s->backend, &err);
         if (rc) { /* the answer is good; what follows it is read again */
-            empty(s);
+            session_empty(s);
             engine_log(s->engine, "taking back a step: %s; the session was emptied", err.msg);
         }
     }
@@ -425,7 +456,7 @@ static int score(lily_session *s, const int32_t *ids, size_t n, lily_logits_fn r
     if (rc) return rc;
     float *logits = malloc(ROWS * vocab * sizeof *logits);
     if (!logits) return ERR_NOMEM(err, "evaluation");
-    empty(s);
+    session_empty(s);
     for (size_t pos = 0; pos < n && !rc;) {
         size_t rest = n - pos;
         struct prefill_step step = {
@@ -444,7 +475,7 @@ static int score(lily_session *s, const int32_t *ids, size_t n, lily_logits_fn r
         }
     }
     if (rc) {
-        empty(s);
+        session_empty(s);
     } else {
         s->has_logits = true;
     }

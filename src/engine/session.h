@@ -17,9 +17,17 @@
 
 enum { SESSION_FORKS = 4 };
 
+/* Where a session lies while its memory is given back (rest.h). */
+struct rest {
+    bool on_disk;
+    int fd;           /* while on_disk */
+    int32_t position; /* of the state there */
+};
+
 struct lily_session {
     lily_engine *engine;
-    struct backend_session *backend; /* owned */
+    struct backend_session *backend; /* owned; NULL at rest */
+    struct rest rest;
     int32_t context;
     int32_t *tokens; /* [context] of which [held] are valid */
     int32_t held;
@@ -37,10 +45,14 @@ struct lily_session {
     atomic_bool cancel;
 };
 
-/* Every public call on a session begins with session_enter, which clears the cancel flag, and ends
- * with session_leave, which returns rc. LILY_EBUSY: it comes from a callback of a running one. */
+/* Every public call on a session begins with session_enter, which clears the cancel flag and wakes
+ * a session at rest, and ends with session_leave, which returns rc. LILY_EBUSY: it comes from a
+ * callback of a running one. LILY_ENOMEM: there is no room to wake it. */
 int session_enter(lily_session *s, lily_err *err);
 int session_leave(lily_session *s, int rc);
+
+/* Forgets all tokens and checkpoints. */
+void session_empty(lily_session *s);
 
 /* After each chunk of reading, and once before the first: done of total. Nonzero cancels. */
 typedef int (*session_progress_fn)(void *arg, int32_t done, int32_t total);

@@ -1,6 +1,4 @@
-/* State checkpoints on disk, for when memory is short: one file without a name in /var/tmp,
- * readable by nobody else, which vanishes with the process. Nothing of it is read by another run.
- */
+/* State checkpoints on disk (disk.h), for when memory is short: one file for all of a session. */
 #ifndef LILY_ENGINE_STATE_FILE_H
 #define LILY_ENGINE_STATE_FILE_H
 

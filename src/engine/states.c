@@ -12,7 +12,7 @@ void states_init(struct states *s, const struct backend *b, struct backend_model
     lily_err err; /* fewer checkpoints cost time only */
     if (n > STATES_MAX) n = STATES_MAX;
     while ((uint64_t)s->n_spare < n && !b->state_new(m, &s->spare[s->n_spare], &err)) s->n_spare++;
-    s->limit = s->n_spare;
+    s->limit = s->wanted = s->n_spare;
     state_file_init(&s->file, bytes);
 }
 
@@ -64,6 +64,14 @@ int32_t states_give_back(struct states *s, int32_t keep) {
         s->backend->state_free(s->spare[--s->n_spare]);
     }
     return limit - s->limit;
+}
+
+void states_regain(struct states *s) {
+    lily_err err;
+    while (s->limit < s->wanted && !s->backend->state_new(s->model, &s->spare[s->n_spare], &err)) {
+        s->n_spare++;
+        s->limit++;
+    }
 }
 
 void states_drop_above(struct states *s, int32_t pos) {

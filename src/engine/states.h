@@ -26,7 +26,8 @@ struct state {
 struct states {
     const struct backend *backend;
     struct backend_model *model;
-    int32_t limit;                  /* checkpoints there is memory for, at most STATES_MAX */
+    int32_t limit;                  /* checkpoints there is memory for, */
+    int32_t wanted;                 /* at most so many, at most STATES_MAX */
     int32_t n, on_disk;             /* taken; of them not in memory */
     struct state entry[STATES_MAX]; /* [n] by ascending position */
     struct backend_state
@@ -43,10 +44,13 @@ void states_init(struct states *s, const struct backend *b, struct backend_model
 void states_free(struct states *s);
 void states_clear(struct states *s); /* forgets all, keeps the memory */
 
-/* Gives back the memory of all but `keep` checkpoints, for good. Those taken go to disk, or where
- * that fails are dropped; the ones at the highest positions stay. Returns for how many there is
- * room less. */
+/* Gives back the memory of all but `keep` checkpoints, until states_regain. Those taken go to disk,
+ * or where that fails are dropped; the ones at the highest positions stay. Returns for how many
+ * there is room less. */
 int32_t states_give_back(struct states *s, int32_t keep);
+
+/* Reserves again what was given back, as far as there is memory. */
+void states_regain(struct states *s);
 
 void states_drop_above(struct states *s, int32_t pos);
 

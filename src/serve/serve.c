@@ -133,6 +133,7 @@ static int server_init(struct server *s, lily_engine *engine, const struct serve
     }
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->work, NULL);
+    s->watches_memory = true;
     return 0;
 }
 

@@ -46,6 +46,7 @@ struct server {
     pthread_mutex_t lock;     /* guards all below, jobs and connections included */
     pthread_cond_t work;      /* a job changed state, or stopping */
     bool stopping;            /* no new jobs, the running one is cancelled */
+    bool watches_memory;      /* while idle, lily_session_idle */
     struct job *first, *last; /* jobs not yet done, oldest first */
     int n_jobs;
     struct job *running;

@@ -1,5 +1,6 @@
 #include "serve/worker.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -129,13 +130,29 @@ static void run_job(struct job *job) {
     buf_free(&frames);
 }
 
+/* Waits for a job, and meanwhile lets the session see whether the system is short of memory. */
+static void wait_for_work(struct server *s) {
+    enum { SECONDS = 2 };
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until); /* the clock of the condition */
+    until.tv_sec += SECONDS;
+    if (!s->watches_memory) {
+        pthread_cond_wait(&s->work, &s->lock);
+    } else if (pthread_cond_timedwait(&s->work, &s->lock, &until) == ETIMEDOUT) {
+        pthread_mutex_unlock(&s->lock);
+        bool more = lily_session_idle(s->session);
+        pthread_mutex_lock(&s->lock);
+        s->watches_memory = more;
+    }
+}
+
 /* The oldest queued job, now running; NULL when the server stops. */
 static struct job *next_job(struct server *s) {
     for (;;) {
         if (s->stopping) return NULL;
         struct job *job = job_oldest(s, JOB_QUEUED);
         if (!job) {
-            pthread_cond_wait(&s->work, &s->lock);
+            wait_for_work(s);
             continue;
         }
         job_probe(job);

@@ -12,6 +12,7 @@
  *   reject TEXT        lily_chat_prompt refuses
  *   slow MS            lily_chat_prompt takes so long
  *   show               content: the request as the engine was given it, as JSON
+ *   idle               content: how often lily_session_idle was called
  *
  * A text without a known step is answered by "ok". A prompt's tokens are the bytes of all texts. */
 #include <jansson.h>
@@ -35,6 +36,7 @@ struct lily_engine {
 struct lily_session {
     lily_engine *engine;
     atomic_bool cancel;
+    int idle; /* calls of lily_session_idle, which the third says are of no use */
 };
 
 static void pause_ms(long ms) {
@@ -85,6 +87,10 @@ void lily_session_free(lily_session *s) {
 
 void lily_session_reset(lily_session *s) {
     (void)s;
+}
+
+bool lily_session_idle(lily_session *s) {
+    return ++s->idle < 3;
 }
 
 void lily_cancel(lily_session *s) {
@@ -265,6 +271,12 @@ static void do_show(struct play *p) {
     free(text);
 }
 
+static void do_idle(struct play *p) {
+    char text[16];
+    int n = snprintf(text, sizeof text, "%d", p->session->idle);
+    emit_text(p, LILY_EVENT_CONTENT, text, (size_t)n);
+}
+
 /* One line of the script; true when it was a step. */
 static bool step(struct play *p, const char *line, size_t n) {
     size_t name = strcspn(line, " \n");
@@ -290,6 +302,8 @@ static bool step(struct play *p, const char *line, size_t n) {
         do_fail(p, args, left);
     } else if (IS("show")) {
         do_show(p);
+    } else if (IS("idle")) {
+        do_idle(p);
     } else {
         return false;
     }

@@ -112,6 +112,13 @@ def test_finish_reasons(fake):
     assert finish("call f {}") == "tool_calls"
 
 
+def test_an_idle_session_is_asked_until_it_declines(fake_serve):
+    server = fake_serve()
+    time.sleep(9)
+    reply = json.loads(server.chat(body("idle"))[2])["choices"][0]["message"]["content"]
+    assert reply == "3"
+
+
 def test_content_without_text(fake):
     message = json.loads(fake.chat(body("call f {}"))[2])["choices"][0]["message"]
     assert message["content"] is None and len(message["tool_calls"]) == 1

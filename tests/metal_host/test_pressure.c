@@ -66,18 +66,20 @@ static int32_t answer(lily_session *s, int32_t last, int32_t *tokens) {
     lily_err err;
     for (int32_t i = 0; i < PROMPT; i++) prompt[i] = 7 + i * 37 % 3000;
     prompt[PROMPT - 1] = last;
-    ok(session_sync(s, prompt, PROMPT, NULL, NULL, &cached, &err), &err);
+    ok(session_enter(s, &err), &err);
+    ok(session_leave(s, session_sync(s, prompt, PROMPT, NULL, NULL, &cached, &err)), &err);
     ok(lily_session_greedy(s, 9, TOKENS, take, &tokens, &err), &err);
     return cached;
 }
 
-/* The checkpoint of the shared prompt goes to disk, and the next prompt is resumed from there. */
+/* The checkpoint of the shared prompt goes to disk, and the next prompt is resumed from there.
+ * There is room in memory again once it is not short any more. */
 static void saved_states_go_and_nothing_else(void **state) {
     (void)state;
     static const struct {
         int event;
-        int32_t room, on_disk;
-    } steps[] = {{WARN, 1, 0}, {CRITICAL, 0, 1}, {CRITICAL, 0, 1}, {NORMAL, 0, 1}};
+        int32_t room, on_disk; /* -1: as at first */
+    } steps[] = {{WARN, 1, 0}, {CRITICAL, 0, 1}, {CRITICAL, 0, 1}, {NORMAL, -1, 1}};
     lily_engine_options o = {.backend = "metal", .context = 256, .threads = 1};
     int32_t right[2][TOKENS], tokens[TOKENS];
     lily_engine *e;
@@ -91,11 +93,12 @@ static void saved_states_go_and_nothing_else(void **state) {
     answer(s, 5, right[0]);
     assert_int_equal(answer(s, 6, right[1]), 128);
     assert_true(s->states.limit > 2 && s->states.on_disk == 0);
+    int32_t room = s->states.limit;
     for (int32_t i = 0; i < (int32_t)(sizeof steps / sizeof *steps); i++) {
         metal_emu_memory_pressure(steps[i].event);
         assert_int_equal(answer(s, 5 + i % 2, tokens), 128);
         assert_memory_equal(right[i % 2], tokens, sizeof tokens);
-        assert_int_equal(s->states.limit, steps[i].room);
+        assert_int_equal(s->states.limit, steps[i].room < 0 ? room : steps[i].room);
         assert_int_equal(s->states.on_disk, steps[i].on_disk);
         assert_int_equal(mtl_device_allocated(device), held);
     }
@@ -106,11 +109,44 @@ static void saved_states_go_and_nothing_else(void **state) {
     assert_int_equal(metal_emu_live_sources(), 0);
 }
 
+/* Between requests all of it goes there, and comes back with the next one. */
+static void an_idle_session_goes_to_disk(void **state) {
+    (void)state;
+    lily_engine_options o = {.backend = "metal", .context = 256, .threads = 1};
+    int32_t right[TOKENS], tokens[TOKENS];
+    lily_engine *e;
+    lily_session *s;
+    lily_err err;
+    emulate(false, 0);
+    ok(lily_engine_open(&o, &e, &err), &err);
+    ok(lily_session_new(e, 0, &s, &err), &err);
+    id device = e->model->device.device;
+    uint64_t held = mtl_device_allocated(device);
+    answer(s, 5, right);
+    assert_true(lily_session_idle(s));
+    assert_int_equal(mtl_device_allocated(device), held);
+    metal_emu_memory_pressure(WARN);
+    assert_true(lily_session_idle(s));
+    uint64_t left = mtl_device_allocated(device);
+    struct backend_stats stats;
+    e->backend->stats(e->model, &stats);
+    assert_int_equal(held - left, stats.session_bytes);
+    assert_int_equal(answer(s, 5, tokens), PROMPT - 1 - (PROMPT - 1) % 64);
+    assert_memory_equal(right, tokens, sizeof tokens);
+    assert_int_equal(mtl_device_allocated(device), held);
+    assert_true(lily_session_idle(s)); /* and is freed there */
+    lily_session_free(s);
+    lily_engine_close(e);
+    nothing_found();
+    assert_int_equal(metal_emu_live_objects(), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_level_follows_the_events),
         cmocka_unit_test(no_source),
         cmocka_unit_test(saved_states_go_and_nothing_else),
+        cmocka_unit_test(an_idle_session_goes_to_disk),
     };
     return cmocka_run_group_tests_name("metal pressure", tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
 /* Sessions on the fake backend: what is read again, what is resumed, and that it is never wrong. */
+#include "engine/rest.h"
 #include "engine/session.h"
 #include "engine_fake.h"
 
@@ -14,7 +15,9 @@ static void fill(int32_t *ids, int32_t n, uint64_t seed) {
 static int32_t read_all(lily_session *s, const int32_t *ids, int32_t n) {
     int32_t cached = -1;
     lily_err err = {0};
-    if (session_sync(s, ids, (size_t)n, NULL, NULL, &cached, &err)) fail_msg("%s", err.msg);
+    int rc = s->backend ? 0 : rest_end(s, &err); /* as session_enter, which callbacks may not */
+    if (!rc) rc = session_sync(s, ids, (size_t)n, NULL, NULL, &cached, &err);
+    if (rc) fail_msg("%s", err.msg);
     return cached;
 }
 
@@ -336,6 +339,84 @@ static void test_checkpoints_on_disk(void **state) {
     fake_close_all(e, s);
 }
 
+/* Idle and short of memory a session goes to disk with all that it holds; the next call goes on
+ * from there as if it had stayed, at any position and after going back too. */
+static void test_a_session_at_rest(void **state) {
+    (void)state;
+    char line[500] = "";
+    lily_engine *e = fake_engine((lily_engine_options){
+        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_session *s = fake_session(e);
+    lily_err err;
+    int32_t ids[1001];
+    fill(ids, 1001, 70);
+    assert_int_equal(read_all(s, ids, 777), 0);
+    assert_true(lily_session_idle(s));
+    assert_int_equal(fake.sessions, 1); /* memory is not short */
+    fake.pressure = BACKEND_PRESSURE_WARN;
+    for (int i = 0; i < 2; i++) {
+        assert_true(lily_session_idle(s));
+        assert_int_equal(fake.sessions, 0);
+        assert_int_equal(fake.states, 0);
+        assert_string_equal(
+            line, "memory: the system is short of it; the session of 777 tokens waits on disk");
+    }
+    assert_int_equal(read_all(s, ids, 1000), 777);
+    expect_as_cold(e, s, ids, 1000);
+    fake.pressure = BACKEND_PRESSURE_NONE;
+    ids[900] ^= 1; /* back to a checkpoint, which lies on disk too */
+    assert_int_equal(read_all(s, ids, 1000), 768);
+    assert_int_equal(fake.states, 6); /* what was given back is there again */
+    expect_as_cold(e, s, ids, 1000);
+    fake.pressure = BACKEND_PRESSURE_CRITICAL;
+    assert_true(lily_session_idle(s));
+    assert_int_equal(lily_session_step(s, 3, &err), 0); /* a step wakes it as well */
+    ids[1000] = 3;
+    expect_as_cold(e, s, ids, 1001);
+    assert_true(lily_session_idle(s));
+    lily_session_reset(s);
+    assert_int_equal(fake.sessions, 0);
+    assert_int_equal(read_all(s, ids, 500), 0);
+    assert_true(lily_session_idle(s));
+    fake_close_all(e, s);
+}
+
+/* Whatever fails, no wrong token is gone on from. */
+static void test_a_rest_that_fails(void **state) {
+    (void)state;
+    char line[500] = "";
+    lily_engine *e = fake_engine((lily_engine_options){
+        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_session *s = fake_session(e);
+    lily_err err;
+    int32_t ids[500], cached;
+    fill(ids, 500, 71);
+    fake.pressure = BACKEND_PRESSURE_CRITICAL;
+    read_all(s, ids, 300);
+    fake.export_fails = true; /* it stays, and is not asked again */
+    assert_false(lily_session_idle(s));
+    assert_int_equal(fake.sessions, 1);
+    fake.export_fails = false;
+    assert_int_equal(read_all(s, ids, 400), 300);
+    assert_true(lily_session_idle(s));
+    fake.no_sessions = true; /* no room to wake: it waits on */
+    assert_int_equal(session_enter(s, &err), LILY_ENOMEM);
+    assert_int_equal(lily_session_sync(s, ids, 450, &err), LILY_ENOMEM);
+    fake.no_sessions = false;
+    assert_int_equal(session_enter(s, &err), 0);
+    assert_int_equal(session_sync(s, ids, 450, NULL, NULL, &cached, &err), 0);
+    session_leave(s, 0);
+    assert_int_equal(cached, 400);
+    expect_as_cold(e, s, ids, 450);
+    assert_true(lily_session_idle(s));
+    fake.import_fails = true; /* what cannot be read is read anew */
+    assert_int_equal(read_all(s, ids, 500), 0);
+    assert_string_equal(line, "session on disk: fake: told not to import; it was emptied");
+    fake.import_fails = false;
+    expect_as_cold(e, s, ids, 500);
+    fake_close_all(e, s);
+}
+
 static void test_backend_failures(void **state) {
     (void)state;
     lily_engine *e = fake_engine((lily_engine_options){0});
@@ -495,6 +576,8 @@ int main(void) {
         cmocka_unit_test(test_non_finite_logits),
         cmocka_unit_test(test_memory_pressure),
         cmocka_unit_test(test_checkpoints_on_disk),
+        cmocka_unit_test(test_a_session_at_rest),
+        cmocka_unit_test(test_a_rest_that_fails),
         cmocka_unit_test(test_backend_failures),
         cmocka_unit_test(test_bad_arguments),
         cmocka_unit_test(test_two_sessions),
