@@ -187,7 +187,7 @@ $(EMULATED)/%.o: tests/cuda/%.c $(wildcard tests/cuda/*.h)
 	$(Q)$(CC) $(CFLAGS) -DCUDA_EMULATED -c -o $@ $<
 $(EMULATED)/emulator.o: tests/cuda/emulator/emulator.cpp tests/cuda/emulator/emulator.h
 	@mkdir -p $(@D)
-	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror -c -o $@ $<
+	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror -Isrc -Iinclude -c -o $@ $<
 $(patsubst %,$(EMULATED)/%.o,$(filter portable_% batch_%,$(CUDA_FILES))): $(EMULATED)/%.o: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c src/backend/cuda/batch.c
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"

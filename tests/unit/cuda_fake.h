@@ -137,13 +137,13 @@ FAKE_FUNCTION(cuDeviceTotalMem_v2, size_t *bytes, int device) {
 FAKE_FUNCTION(cuDeviceGetAttribute, int *value, int attribute, int device) {
     (void)device;
     CALL();
-    *value = attribute == 16   ? 132
-             : attribute == 36 ? 3201000
-             : attribute == 37 ? 6144
-             : attribute == 75 ? card.capability / 10
-             : attribute == 76 ? card.capability % 10
-             : attribute == 97 ? 227 << 10
-                               : 0;
+    *value = attribute == CU_MULTIPROCESSORS          ? 132
+             : attribute == CU_MEMORY_KHZ             ? 3201000
+             : attribute == CU_MEMORY_BITS            ? 6144
+             : attribute == CU_CAPABILITY_MAJOR       ? card.capability / 10
+             : attribute == CU_CAPABILITY_MINOR       ? card.capability % 10
+             : attribute == CU_SHARED_PER_BLOCK_OPTIN ? 227 << 10
+                                                      : 0;
     return 0;
 }
 FAKE_FUNCTION(cuDevicePrimaryCtxRetain, void **out, int device) {
@@ -297,11 +297,6 @@ FAKE_FUNCTION(cuEventSynchronize, void *event) {
     (void)event;
     CALL();
     fake_wait();
-    return 0;
-}
-FAKE_FUNCTION(cuEventElapsedTime, float *ms, void *begin, void *end) {
-    (void)begin, (void)end;
-    *ms = 0;
     return 0;
 }
 /* Steps pick token 0 from values that are finite. */

@@ -8,24 +8,10 @@
 #include "backend/cuda/kernels/tile.h"
 
 enum {
-    MOST_SLOTS = CUDA_FEW_ROWS,
     THREADS = 512,                               /* of kernels/batch.cuh */
     COLUMNS = 8,                                 /* slots of one product */
     SUMS = 2 * 16 * 8 * 36 * (int)sizeof(float), /* shared memory of a product's sums, twice */
-    WIDEST = 2048, /* columns of a matrix whose blocks take all of them at once */
-    PART = 64,
-    MOST_PARTS = 128, /* of the context: positions at least, number at most */
-    /* Of kernels/batch_tiles.cu: tiles or pieces of a second half on their way, then the inputs of
-     * slots or of three experts, then the warps' sums. */
-    STAGED = 16 * (4 * 512 + 64), /* eight slots */
-    KEPT = 16 * (8 * 36 + 4) * (int)sizeof(float),
-    TILE_SUMS = 16 * 8 * 36 * (int)sizeof(float),
-    SHARED_8 = 64 * TILE_WIDE_BYTES + STAGED + KEPT,
-    SHARED_16 = 48 * TILE_WIDE_BYTES + 2 * STAGED + KEPT,
-    SHARED_32 = 32 * TILE_WIDE_BYTES + 4 * STAGED + KEPT,
-    UP_SHARED = 48 * TILE_WIDE_BYTES + 3 * STAGED,
-    DOWN_SHARED = 96 * (2 * 512 + 128) + 3 * 8 * (2 * 512 + 32),
-    MOST_SHARED = SHARED_32
+    WIDEST = 2048 /* columns of a matrix whose blocks take all of them at once */
 };
 
 /* field, file, kernel, dynamic shared memory: what both sets use, then either. */
@@ -41,29 +27,29 @@ enum {
     XX(project[1], "portable_batch", "batch_project_16", 2 * SUMS)                                 \
     XX(out[0], "portable_batch", "batch_out_8", SUMS)                                              \
     XX(out[1], "portable_batch", "batch_out_16", 2 * SUMS)                                         \
-    XX(gate, "portable_batch", "batch_gate", SUMS)                                                 \
+    XX(router, "portable_batch", "batch_gate", SUMS)                                               \
     XX(route, "portable_batch", "batch_route", SUMS)                                               \
     XX(up, "portable_batch", "batch_up", SUMS)                                                     \
     XX(down, "portable_batch", "batch_down", SUMS)                                                 \
     XX(norm, "portable_batch", "batch_norm", 0)                                                    \
     XX(combine, "portable_batch", "batch_combine", 0)
 #define TILES_MAP(XX)                                                                              \
-    XX(project[0], "batch_tiles", "tiles_project_8", SHARED_8)                                     \
-    XX(project[1], "batch_tiles", "tiles_project_16", SHARED_16)                                   \
-    XX(project[2], "batch_tiles", "tiles_project_32", SHARED_32)                                   \
-    XX(out[0], "batch_tiles", "tiles_out_8", TILE_SUMS)                                            \
-    XX(out[1], "batch_tiles", "tiles_out_16", 2 * TILE_SUMS)                                       \
-    XX(out[2], "batch_tiles", "tiles_out_32", 4 * TILE_SUMS)                                       \
-    XX(gate, "batch_tiles", "tiles_router", 0)                                                     \
-    XX(up, "batch_tiles", "tiles_up", UP_SHARED)                                                   \
-    XX(down, "batch_tiles", "tiles_down", DOWN_SHARED)                                             \
+    XX(project[0], "batch_tiles", "tiles_project_8", CUDA_TILES_8)                                 \
+    XX(project[1], "batch_tiles", "tiles_project_16", CUDA_TILES_16)                               \
+    XX(project[2], "batch_tiles", "tiles_project_32", CUDA_TILES_32)                               \
+    XX(out[0], "batch_tiles", "tiles_out_8", CUDA_TILES_SUMS)                                      \
+    XX(out[1], "batch_tiles", "tiles_out_16", 2 * CUDA_TILES_SUMS)                                 \
+    XX(out[2], "batch_tiles", "tiles_out_32", 4 * CUDA_TILES_SUMS)                                 \
+    XX(router, "batch_tiles", "tiles_router", 0)                                                   \
+    XX(up, "batch_tiles", "tiles_up", CUDA_TILES_UP)                                               \
+    XX(down, "batch_tiles", "tiles_down", CUDA_TILES_DOWN)                                         \
     XX(combine, "batch_tiles", "tiles_combine", 0)
 
 struct cuda_batch {
     bool tiles; /* how the weights lie, and so which set */
     CUfunction embed, first_norm, project[3], out[3], mix;
     CUfunction attention_rows, attention_part, attention_join;
-    CUfunction gate, route, up, down, norm, combine; /* tiles: no route, no norm */
+    CUfunction router, route, up, down, norm, combine; /* tiles: no route (the choice), no norm */
 };
 
 #define ARGS(...) ((void *[]){__VA_ARGS__})
@@ -118,7 +104,7 @@ static int project(struct backend_model *m, int32_t rows, struct cuda_mat w, CUd
     unsigned small_blocks = blocks(small.rows, 16);
     size_t shared = (size_t)SUMS << tile;
     if (k->tiles) { /* all blocks at once; parts of a row tile only where a block has few of them */
-        static const size_t all_shared[] = {SHARED_8, SHARED_16, SHARED_32};
+        static const size_t all_shared[] = {CUDA_TILES_8, CUDA_TILES_16, CUDA_TILES_32};
         int32_t slices = w.cols / TILE_WIDE_COLS;
         units = (int32_t)blocks(w.rows, TILE_WIDE_ROWS);
         split = units >= 8 * m->processors ? 1 : slices < 4 ? slices : 4;
@@ -142,7 +128,7 @@ static int project(struct backend_model *m, int32_t rows, struct cuda_mat w, CUd
 static int project_out(struct backend_model *m, int32_t rows, struct cuda_mat w, lily_err *err) {
     struct cuda_scratch *x = &m->x;
     int32_t groups, tile = tile_of(m, rows, &groups);
-    size_t shared = (size_t)(m->batch->tiles ? TILE_SUMS : SUMS) << tile;
+    size_t shared = (size_t)(m->batch->tiles ? CUDA_TILES_SUMS : SUMS) << tile;
     return launch(m, m->batch->out[tile], blocks(w.rows, 16) * (unsigned)groups, 1, 1, THREADS,
                   shared, ARGS(&x->mix_bf, &w, &x->out, &rows), err);
 }
@@ -176,8 +162,8 @@ static int attention(struct backend_model *m, const struct cuda_step *step, int3
     for (int32_t i = 0; i < step->n; i++) {
         if (step->slots[i].pos >= longest) longest = step->slots[i].pos + 1;
     }
-    unsigned parts = blocks(longest, PART);
-    if (parts > MOST_PARTS) parts = MOST_PARTS;
+    unsigned parts = blocks(longest, CUDA_PART);
+    if (parts > CUDA_PARTS) parts = CUDA_PARTS;
     int rc = project(m, step->n, w->qkv, x->wide, width, (struct cuda_mat){0}, 0, err);
     if (rc == LILY_OK) {
         rc = launch(m, m->batch->attention_rows, n, 1, 1, 640, 0,
@@ -204,18 +190,18 @@ static int tiled_experts(struct backend_model *m, int32_t rows, int32_t l, CUdev
     struct cuda_layer w = m->dw.layer[l];
     struct cuda_scratch *x = &m->x;
     unsigned groups = blocks(rows, COLUMNS), all = (unsigned)m->processors;
-    int rc = launch(m, k->gate, blocks(w.router.rows, TILE_BYTE_ROWS), groups, 1, 2 * THREADS, 0,
+    int rc = launch(m, k->router, blocks(w.router.rows, TILE_BYTE_ROWS), groups, 1, 2 * THREADS, 0,
                     ARGS(&x->x, &x->out, &w.post_norm, &w.router, &x->scores, &x->normed_bf, &rows),
                     err);
     if (rc == LILY_OK) {
-        rc = launch(m, k->up, all, 1, 1, THREADS, UP_SHARED,
+        rc = launch(m, k->up, all, 1, 1, THREADS, CUDA_TILES_UP,
                     ARGS(&x->normed_bf, &x->scores, &rows, &w.gate, &w.shared_gate, &x->queries,
                          &x->routing, &x->hidden),
                     err);
     }
     if (rc == LILY_OK) {
         rc = launch(
-            m, k->down, all, 1, 1, THREADS, DOWN_SHARED,
+            m, k->down, all, 1, 1, THREADS, CUDA_TILES_DOWN,
             ARGS(&x->hidden, &x->queries, &rows, &w.down, &w.shared_down, &x->wide, &x->delta),
             err);
     }
@@ -242,7 +228,7 @@ static int experts(struct backend_model *m, int32_t rows, int32_t l, CUdeviceptr
     struct cuda_groups by_expert = {
         .begin = begin, .blocks = list, .n_blocks = count, .pairs = x->pairs};
     unsigned first_half = blocks(s->shared_width, 16 * sets_of(s->hidden));
-    int rc = launch(m, k->gate, (unsigned)router + first_half, groups, 1, THREADS, SUMS,
+    int rc = launch(m, k->router, (unsigned)router + first_half, groups, 1, THREADS, SUMS,
                     ARGS(&x->normed_bf, &x->normed, &w.router, &x->scores, &w.shared_gate,
                          &w.shared_up, &own, &rows, &router),
                     err);
@@ -320,7 +306,7 @@ static bool lies(const struct backend_model *m, const struct cuda_mat *w, enum c
  * expert. */
 static bool tiles_suit(const struct backend_model *m) {
     const struct shape *s = model_shape(m);
-    bool fit = m->shared_limit >= MOST_SHARED && s->shared_width == s->expert_width &&
+    bool fit = m->shared_limit >= CUDA_TILES_32 && s->shared_width == s->expert_width &&
                s->expert_width % 64 == 0 && s->expert_width <= 512 && s->hidden % 128 == 0;
     for (int32_t l = 0; l < m->w->layers && fit; l++) {
         const struct cuda_layer *w = &m->dw.layer[l];
@@ -395,7 +381,7 @@ static int open_batch(struct backend_model *m, bool *usable, lily_err *err) {
 
 /* Stages between kernels are traced by the portable path. */
 static bool takes(const struct backend_model *m, const struct cuda_step *step) {
-    return step->n >= 2 && step->n <= MOST_SLOTS && !m->options.trace;
+    return step->n >= 2 && step->n <= CUDA_FEW_ROWS && !m->options.trace;
 }
 
 const struct cuda_path cuda_path_batch = {

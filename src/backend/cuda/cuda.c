@@ -117,7 +117,7 @@ static int enter_device(struct backend_model *m, lily_err *err) {
 
 static CUdeviceptr carve(CUdeviceptr base, size_t *used, size_t count, size_t size) {
     size_t at = *used;
-    *used += (count * size + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
+    *used += cuda_aligned(count * size);
     return base + at;
 }
 
@@ -157,7 +157,7 @@ size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struc
     x->pairs = carve(base, &used, pairs, n);
     x->places = carve(base, &used, pairs, n);
     x->partial =
-        carve(base, &used, slots * (size_t)s->q_heads * 128 * (size_t)(s->head_dim + 2), f);
+        carve(base, &used, slots * (size_t)s->q_heads * CUDA_PARTS * (size_t)(s->head_dim + 2), f);
     x->ids = carve(base, &used, rows, n);
     x->logits = carve(base, &used, head * (size_t)s->vocab, f);
     x->finite = carve(base, &used, slots + 1, n);

@@ -32,12 +32,15 @@ enum {
     CUDA_CHUNK = 4096,     /* rows of one prefill step at most */
     CUDA_LEAST_ROWS = 512, /* where memory is short they are halved down to so many */
     CUDA_MOST_SESSIONS = 1024,
-    CUDA_FEW_ROWS = 64, /* slots of a decode step that the batched kernels take at most */
     CUDA_IN_FLIGHT = 2,
     CUDA_ALIGN = 256, /* of every array in device memory */
     CUDA_MIN_CAPABILITY = 80,
     CUDA_HEAD_ROWS = 32 /* rows of logits at once */
 };
+
+static inline size_t cuda_aligned(size_t bytes) {
+    return (bytes + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
+}
 
 /* The model in device memory. */
 struct cuda_weights {
@@ -126,7 +129,9 @@ struct cuda_path {
     int (*queue)(struct backend_model *m, struct cuda_step *step, lily_err *err);
 };
 extern const struct cuda_path *const cuda_paths[]; /* ended by NULL; the portable path is last */
-extern const struct cuda_path cuda_path_portable;
+extern const struct cuda_path cuda_path_decode;    /* decode.c */
+extern const struct cuda_path cuda_path_batch;     /* batch.c */
+extern const struct cuda_path cuda_path_portable;  /* portable.c */
 
 enum { CUDA_MAX_PATHS = 4 };
 

@@ -16,7 +16,7 @@ struct cuda_decode {
 
 static CUdeviceptr room(CUdeviceptr base, size_t *used, size_t bytes) {
     size_t at = *used;
-    *used += (bytes + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
+    *used += cuda_aligned(bytes);
     return base + at;
 }
 

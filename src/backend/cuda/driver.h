@@ -100,7 +100,6 @@ typedef struct {
     XX(event_free, "cuEventDestroy_v2", (CUevent event))                                           \
     XX(event_record, "cuEventRecord", (CUevent event, CUstream stream))                            \
     XX(event_wait, "cuEventSynchronize", (CUevent event))                                          \
-    XX(event_ms, "cuEventElapsedTime", (float *ms, CUevent begin, CUevent end))                    \
     XX(launch, "cuLaunchKernel",                                                                   \
        (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,  \
         unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters,   \

@@ -248,9 +248,8 @@ static int attend(struct backend_model *m, const struct cuda_run *run, int32_t k
     for (int32_t i = 0; i < run->n_slots; i++) {
         if (run->slots[i].pos + 1 > longest) longest = run->slots[i].pos + 1;
     }
-    unsigned parts =
-        blocks(longest, 64); /* 64 positions a part at least, and 128 parts at most */
-    if (parts > 128) parts = 128;
+    unsigned parts = blocks(longest, CUDA_PART);
+    if (parts > CUDA_PARTS) parts = CUDA_PARTS;
     int rc = launch(m, k->attention_part, parts, kv_heads, n, 256, 0,
                     ARGS(&x->queries, &slots, &kind, &x->partial), err);
     if (rc != LILY_OK) return rc;

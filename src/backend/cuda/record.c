@@ -37,7 +37,7 @@ static CUresult all_free(size_t *free_now, size_t *total) {
 static CUresult new_memory(CUdeviceptr *out, size_t bytes) {
     if (record->refuse && record->refuse == bytes) return CU_ERROR_OUT_OF_MEMORY;
     *out = record->next;
-    record->next += (bytes + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
+    record->next += cuda_aligned(bytes);
     return 0;
 }
 

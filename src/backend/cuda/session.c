@@ -35,7 +35,7 @@ static int32_t capacity_of(int32_t context) {
 /* Hands out parts of one allocation: base 0 only adds the sizes up. */
 static CUdeviceptr carve(CUdeviceptr base, size_t *used, size_t bytes) {
     size_t at = *used;
-    *used += (bytes + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
+    *used += cuda_aligned(bytes);
     return base + at;
 }
 

@@ -6,16 +6,12 @@
 
 #include "backend/cuda/cuda.h"
 
-static size_t aligned(size_t bytes) {
-    return (bytes + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
-}
-
 /* Device memory of slots and results, for the steps in flight and a prompt. */
 size_t cuda_steps_bytes(const struct backend_model *m) {
     size_t n = (size_t)m->options.max_sessions;
-    return CUDA_IN_FLIGHT *
-               (aligned(n * sizeof(struct cuda_slot)) + aligned(n * sizeof(struct cuda_result))) +
-           aligned(sizeof(struct cuda_slot));
+    return CUDA_IN_FLIGHT * (cuda_aligned(n * sizeof(struct cuda_slot)) +
+                             cuda_aligned(n * sizeof(struct cuda_result))) +
+           cuda_aligned(sizeof(struct cuda_slot));
 }
 
 static void *pinned(struct backend_model *m, size_t bytes, int *rc, lily_err *err) {
@@ -35,8 +31,8 @@ int cuda_steps_open(struct backend_model *m, lily_err *err) {
     for (int i = 0; i < CUDA_IN_FLIGHT && rc == LILY_OK; i++) {
         struct cuda_step *step = &m->steps[i];
         step->slots_device = at;
-        step->results_device = at + aligned(n * sizeof *step->slots);
-        at = step->results_device + aligned(n * sizeof *step->results);
+        step->results_device = at + cuda_aligned(n * sizeof *step->slots);
+        at = step->results_device + cuda_aligned(n * sizeof *step->results);
         step->slots = pinned(m, n * sizeof *step->slots, &rc, err);
         step->results = pinned(m, n * sizeof *step->results, &rc, err);
         step->logits = pinned(m, n * row, &rc, err);

@@ -113,7 +113,7 @@ int cuda_check_weights(const struct weights *w, lily_err *err) {
 /* Room for bytes at the next aligned place; the place as an address. */
 static CUdeviceptr room_for(struct plan *p, size_t bytes) {
     size_t at = p->used;
-    p->used += (bytes + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
+    p->used += cuda_aligned(bytes);
     return p->base + at;
 }
 

@@ -1,6 +1,7 @@
 /* The fibers of the emulated card, and its driver: the functions of driver.h that a program finds in
  * itself (cuda_driver_open_from(NULL)). Memory of the card is the program's own, a stream does its
  * work at once. x86-64. */
+#include "backend/cuda/driver.h"
 #include "emulator.h"
 
 #include <cstdio>
@@ -255,11 +256,11 @@ static int shared_limit() {
     return emulated_capability == 90 ? 227 << 10 : 99 << 10;
 }
 int cuDeviceGetAttribute(int *value, int attribute, int) {
-    *value = attribute == 16   ? 4
-             : attribute == 75 ? emulated_capability / 10
-             : attribute == 76 ? emulated_capability % 10
-             : attribute == 97 ? shared_limit()
-                               : 0;
+    *value = attribute == CU_MULTIPROCESSORS          ? 4
+             : attribute == CU_CAPABILITY_MAJOR       ? emulated_capability / 10
+             : attribute == CU_CAPABILITY_MINOR       ? emulated_capability % 10
+             : attribute == CU_SHARED_PER_BLOCK_OPTIN ? shared_limit()
+                                                      : 0;
     return 0;
 }
 int cuDevicePrimaryCtxRetain(void **out, int) {
@@ -362,10 +363,6 @@ int cuEventRecord(void *, void *) {
     return 0;
 }
 int cuEventSynchronize(void *) {
-    return 0;
-}
-int cuEventElapsedTime(float *ms, void *, void *) {
-    *ms = 0;
     return 0;
 }
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,

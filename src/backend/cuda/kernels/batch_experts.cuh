@@ -5,10 +5,7 @@
 
 #include "batch.cuh"
 
-enum {
-    LIST_SLOTS = 64,
-    LIST_MOST = EXPERTS + LIST_SLOTS * TOP_K / BATCH_ROWS + LIST_SLOTS / BATCH_ROWS
-};
+enum { LIST_MOST = EXPERTS + CUDA_FEW_ROWS * TOP_K / BATCH_ROWS + CUDA_FEW_ROWS / BATCH_ROWS };
 
 /* Blocks of at most eight pairs of one expert; the shared one's (number EXPERTS) are the last. A
  * pair is slot * TOP_K + choice, of the shared expert slots * TOP_K + slot. */
@@ -89,12 +86,12 @@ __device__ __forceinline__ void list_experts(expert_list &list, const float *sco
     struct place {
         uint32_t slots[EXPERTS][2]; /* bit s: of slot s */
         int first[EXPERTS], warps[BATCH_WARPS];
-        uint16_t ids[LIST_SLOTS * TOP_K];
+        uint16_t ids[CUDA_FEW_ROWS * TOP_K];
     };
     place &p = *(place *)scratch;
     int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     static_assert((int)EXPERTS <= (int)BATCH_THREADS, "a thread an expert");
-    static_assert((int)LIST_SLOTS * (int)TOP_K <= (int)BATCH_THREADS, "a thread a pair");
+    static_assert((int)CUDA_FEW_ROWS * (int)TOP_K <= (int)BATCH_THREADS, "a thread a pair");
     if (tid < EXPERTS) p.slots[tid][0] = p.slots[tid][1] = 0;
     for (int r = warp; r < rows; r += BATCH_WARPS) {
         choose_experts(scores + (int64_t)r * (EXPERTS + 1), p.ids + r * TOP_K,

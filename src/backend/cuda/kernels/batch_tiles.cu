@@ -236,8 +236,13 @@ __device__ __forceinline__ void deep(const bf16 *a, const cuda_mat &w, float *ou
     out[(int64_t)r * H + n] = sum;
 }
 static_assert(H % 32 == 0, "whole tiles");
+static_assert(BATCH_WARPS * (int)sizeof(batch_sums) <= CUDA_TILES_SUMS, "what the host asks for");
 
 #define TILED_PRODUCTS(rows, tiles)                                                                \
+    static_assert((int)product_shape<tiles>::RING + (int)product_shape<tiles>::INPUTS +            \
+                          BATCH_WARPS * KEPT * (int)sizeof(float) <=                               \
+                      CUDA_TILES_##rows,                                                           \
+                  "what the host asks for");                                                       \
     KERNEL __launch_bounds__(BATCH_THREADS, 1) tiles_project_##rows(                               \
         const bf16 *a, const float *exact, cuda_mat w, float *out, int ldo, cuda_mat small,        \
         float *small_out, int n, int dense_blocks, int split) {                                    \
@@ -396,6 +401,8 @@ __device__ __forceinline__ void walk_units(int begin, int end, const Stage &stag
 }
 
 enum { UP_DEPTH = 3, UP_RING = BATCH_WARPS * UP_DEPTH * TILE_WIDE_BYTES };
+static_assert(UP_RING + WINDOW * SLICES * (int)sizeof(staged_slice) <= CUDA_TILES_UP,
+              "what the host asks for");
 
 /* hidden[pair] = silu(gate x) * (up x), bf16, for every pair of slot and expert: slot * TOP_K +
  * choice, and the shared expert's behind them. Chooses the experts first, in every block alike;
@@ -480,6 +487,8 @@ enum {
     DOWN_DEPTH = 6, /* pieces on their way a warp */
     DOWN_RING = BATCH_WARPS * DOWN_DEPTH * DOWN_PIECE
 };
+static_assert(DOWN_RING + WINDOW * DOWN_GROUPS * (int)sizeof(staged_group) <= CUDA_TILES_DOWN,
+              "what the host asks for");
 
 /* out[pair] = the expert's second half of hidden[pair]; of the shared expert to shared_out[slot].
  * A warp takes 32 rows of weights and all inputs, and meets no other warp. Any number of blocks. */

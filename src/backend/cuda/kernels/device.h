@@ -6,6 +6,8 @@
 
 #include <stdint.h>
 
+#include "tile.h"
+
 #ifdef __CUDACC__
 #define DEV(T) T *
 #else
@@ -98,6 +100,23 @@ struct cuda_groups {
     DEV(const int32_t) pairs;    /* [rows * top_k] */
     int32_t n_rows;
     int32_t reserved;
+};
+
+/* Decode steps of several slots (batch.c), and attention in all decode steps. */
+enum {
+    CUDA_FEW_ROWS = 64, /* slots of a step that the batched kernels take at most */
+    CUDA_PART = 64,     /* positions of a part of the context: a multiple of this, */
+    CUDA_PARTS = 128,   /* so that there are so many at most */
+    /* Dynamic shared memory of batch_tiles.cu at the widest shape: tiles or pieces of a second half
+     * on their way, then the inputs of slots or of three experts, then the warps' sums. */
+    CUDA_STAGED = 16 * (4 * 512 + 64), /* eight slots */
+    CUDA_KEPT = 16 * (8 * 36 + 4) * (int)sizeof(float),
+    CUDA_TILES_8 = 64 * TILE_WIDE_BYTES + CUDA_STAGED + CUDA_KEPT,
+    CUDA_TILES_16 = 48 * TILE_WIDE_BYTES + 2 * CUDA_STAGED + CUDA_KEPT,
+    CUDA_TILES_32 = 32 * TILE_WIDE_BYTES + 4 * CUDA_STAGED + CUDA_KEPT,
+    CUDA_TILES_SUMS = 16 * 8 * 36 * (int)sizeof(float), /* of eight slots */
+    CUDA_TILES_UP = 48 * TILE_WIDE_BYTES + 3 * CUDA_STAGED,
+    CUDA_TILES_DOWN = 96 * (2 * 512 + 128) + 3 * 8 * (2 * 512 + 32)
 };
 
 /* What a decode step leaves for the host, one per slot. */

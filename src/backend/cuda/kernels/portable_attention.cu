@@ -227,14 +227,14 @@ KERNEL __launch_bounds__(FLASH_THREADS)
 /* A block takes one slot, one key head and one part of the context, 64 positions at a time: scores
  * (a warp a position), then each thread one dimension of the values for all eight query heads. What
  * a part holds depends on the position alone. */
-enum { PART_THREADS = 256, BLOCK = 64, MAX_PARTS = 128 };
+enum { PART_THREADS = 256 };
 static_assert((int)PART_THREADS == (int)HEAD, "a thread a dimension");
 static_assert((int)PART_THREADS == 32 * (int)KV_GROUP, "a warp a query head");
 
 /* Positions of one part. */
 __device__ __forceinline__ int part_length(int positions) {
-    int blocks = (positions + BLOCK - 1) / BLOCK;
-    return (blocks + MAX_PARTS - 1) / MAX_PARTS * BLOCK;
+    int blocks = (positions + CUDA_PART - 1) / CUDA_PART;
+    return (blocks + CUDA_PARTS - 1) / CUDA_PARTS * CUDA_PART;
 }
 
 /* The sums over the warp of eight values: in lanes 4 h to 4 h + 3 that of x[h]. */
@@ -257,11 +257,11 @@ __device__ __forceinline__ float sum_of_heads(const float (&x)[KV_GROUP]) {
     return sum + __shfl_xor_sync(ALL_LANES, sum, 1);
 }
 
-/* partial [slot][KV_HEADS][MAX_PARTS][KV_GROUP][HEAD + 2]: weighted values, largest score, sum.
- * Grid: MAX_PARTS (or as many as the longest slot has) in x, key heads in y, slots in z. */
+/* partial [slot][KV_HEADS][CUDA_PARTS][KV_GROUP][HEAD + 2]: weighted values, largest score, sum.
+ * Grid: CUDA_PARTS (or as many as the longest slot has) in x, key heads in y, slots in z. */
 KERNEL __launch_bounds__(PART_THREADS)
     attention_part(const float *queries, const cuda_slot *slots, int layer, float *partial) {
-    __shared__ __align__(16) float q[KV_GROUP][HEAD], score[KV_GROUP][BLOCK];
+    __shared__ __align__(16) float q[KV_GROUP][HEAD], score[KV_GROUP][CUDA_PART];
     __shared__ float fade[KV_GROUP];
     int part = blockIdx.x, kv = blockIdx.y, slot = blockIdx.z, tid = threadIdx.x;
     int lane = tid % 32, warp = tid / 32;
@@ -281,10 +281,10 @@ KERNEL __launch_bounds__(PART_THREADS)
     __syncthreads();
     /* Warp h looks after query head h: its largest score, and the sum of its weights. */
     float out[KV_GROUP] = {}, top = -INFINITY, total = 0;
-    for (int from = first; from < end; from += BLOCK) {
-        int n = min(BLOCK, end - from);
-#pragma unroll 1
+    for (int from = first; from < end; from += CUDA_PART) {
+        int n = min(CUDA_PART, end - from);
         /* Four on their way at once. */
+#pragma unroll 1
         for (int t0 = warp * 8; t0 < min(warp * 8 + 8, n); t0 += 4) {
             uint4 packed[4];
             float dot[4][KV_GROUP];
@@ -355,7 +355,7 @@ KERNEL __launch_bounds__(PART_THREADS)
         }
         __syncthreads();
     }
-    float *to = partial + (((int64_t)slot * KV_HEADS + kv) * MAX_PARTS + part) * KV_GROUP *
+    float *to = partial + (((int64_t)slot * KV_HEADS + kv) * CUDA_PARTS + part) * KV_GROUP *
                               (HEAD + 2);
 #pragma unroll
     for (int h = 0; h < KV_GROUP; h++) {
@@ -378,7 +378,7 @@ KERNEL __launch_bounds__(PART_THREADS)
     int positions = slots[slot].pos + 1, length = part_length(positions);
     int parts = (positions + length - 1) / length;
     int64_t stride = KV_GROUP * (HEAD + 2);
-    const float *from = partial + ((int64_t)slot * KV_HEADS + h / KV_GROUP) * MAX_PARTS * stride +
+    const float *from = partial + ((int64_t)slot * KV_HEADS + h / KV_GROUP) * CUDA_PARTS * stride +
                         h % KV_GROUP * (HEAD + 2);
     float top = -INFINITY, sum = 0, out = 0;
     for (int p = 0; p < parts; p++) top = fmaxf(top, from[p * stride + HEAD]);

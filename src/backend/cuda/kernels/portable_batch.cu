@@ -17,8 +17,7 @@
 
 enum {
     BATCH_AHEAD = 3 /* units on their way */,
-    MAX_SLOTS = 64,
-    MAX_BLOCKS = EXPERTS + MAX_SLOTS * TOP_K / BATCH_ROWS
+    MAX_BLOCKS = EXPERTS + CUDA_FEW_ROWS * TOP_K / BATCH_ROWS
 };
 
 /* Share i of n of `units`, as [begin, end). */
