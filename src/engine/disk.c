@@ -1,6 +1,7 @@
 #include "engine/disk.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,18 +10,17 @@
 /* On disk, where /tmp may be memory. */
 static const char PATTERN[] = "/var/tmp/lily-session-XXXXXX";
 
-static int fault(const char *what, lily_err *err) {
+static int fault(const char *what, const char *help, lily_err *err) {
     return ERR(err, LILY_EIO,
-               "session on disk, in /var/tmp: found an error while %s (%s), expected none; make "
-               "room there",
-               what, strerror(errno));
+               "session on disk, in /var/tmp: found an error while %s (%s), expected none; %s",
+               what, strerror(errno), help);
 }
 
 int disk_new(int *fd, lily_err *err) {
     char path[sizeof PATTERN];
     memcpy(path, PATTERN, sizeof path);
-    *fd = mkstemp(path);
-    if (*fd < 0) return fault("making a file", err);
+    *fd = mkostemp(path, O_CLOEXEC); /* a program started meanwhile must not hold or read it */
+    if (*fd < 0) return fault("making a file", "let this user write there and make room", err);
     unlink(path);
     return 0;
 }
@@ -39,9 +39,11 @@ static bool whole(int fd, off_t at, uint8_t *bytes, size_t n, bool put) {
 }
 
 int disk_put(int fd, off_t at, const void *bytes, size_t n, lily_err *err) {
-    return whole(fd, at, (uint8_t *)(uintptr_t)bytes, n, true) ? 0 : fault("writing", err);
+    return whole(fd, at, (uint8_t *)(uintptr_t)bytes, n, true)
+               ? 0
+               : fault("writing", "make room there", err);
 }
 
 int disk_get(int fd, off_t at, void *bytes, size_t n, lily_err *err) {
-    return whole(fd, at, bytes, n, false) ? 0 : fault("reading", err);
+    return whole(fd, at, bytes, n, false) ? 0 : fault("reading", "check that disk", err);
 }

@@ -14,6 +14,14 @@ void state_file_close(struct state_file *f) {
     f->fd = -1;
 }
 
+/* The room on disk is given back as soon as nothing in the file is of use. */
+static void close_if_unused(struct state_file *f) {
+    for (int32_t i = 0; i < STATE_FILE_PLACES; i++) {
+        if (f->used[i]) return;
+    }
+    state_file_close(f);
+}
+
 static off_t offset(const struct state_file *f, int32_t place) {
     return (off_t)place * (off_t)f->bytes;
 }
@@ -29,14 +37,13 @@ int state_file_put(struct state_file *f, const struct backend *b, const struct b
                    STATE_FILE_PLACES);
     }
     uint8_t *buffer = malloc(f->bytes);
-    if (!buffer) return ERR_NOMEM(err, "state checkpoint");
-    rc = b->state_export(from, buffer, err);
+    rc = buffer ? b->state_export(from, buffer, err) : ERR_NOMEM(err, "state checkpoint");
     if (!rc) rc = disk_put(f->fd, offset(f, at), buffer, f->bytes, err);
     free(buffer);
-    if (rc) return rc;
-    f->used[at] = true;
+    f->used[at] = !rc;
     *place = at;
-    return 0;
+    if (rc) close_if_unused(f);
+    return rc;
 }
 
 int state_file_get(const struct state_file *f, const struct backend *b, int32_t place,
@@ -51,4 +58,5 @@ int state_file_get(const struct state_file *f, const struct backend *b, int32_t 
 
 void state_file_drop(struct state_file *f, int32_t place) {
     f->used[place] = false;
+    close_if_unused(f);
 }

@@ -10,7 +10,7 @@
 enum { STATE_FILE_PLACES = 32 };
 
 struct state_file {
-    int fd;       /* -1: not made yet, which the first put does */
+    int fd;       /* -1: there is none: the first put makes it, the last drop closes it */
     size_t bytes; /* of one checkpoint */
     bool used[STATE_FILE_PLACES];
 };

@@ -62,7 +62,7 @@ static void on_signal(int number) {
 }
 
 struct signals {
-    struct sigaction interrupt, terminate, pipe;
+    struct sigaction interrupt, terminate, pipe, file_size;
 };
 
 static void signals_install(struct signals *old) {
@@ -71,12 +71,14 @@ static void signals_install(struct signals *old) {
     sigaction(SIGINT, &stop, &old->interrupt);
     sigaction(SIGTERM, &stop, &old->terminate);
     sigaction(SIGPIPE, &ignore, &old->pipe);
+    sigaction(SIGXFSZ, &ignore, &old->file_size); /* a log or a session on disk at a limit */
 }
 
 static void signals_restore(const struct signals *old) {
     sigaction(SIGINT, &old->interrupt, NULL);
     sigaction(SIGTERM, &old->terminate, NULL);
     sigaction(SIGPIPE, &old->pipe, NULL);
+    sigaction(SIGXFSZ, &old->file_size, NULL);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */

@@ -119,6 +119,13 @@ def test_an_idle_session_is_asked_until_it_declines(fake_serve):
     assert reply == "3"
 
 
+def test_a_file_at_its_limit_does_not_end_the_server(fake_serve):
+    """A log or a session on disk: the system's signal is ignored, the write fails."""
+    server = fake_serve()
+    server.process.send_signal(signal.SIGXFSZ)
+    assert server.chat(body("content fine"))[0] == 200
+
+
 def test_content_without_text(fake):
     message = json.loads(fake.chat(body("call f {}"))[2])["choices"][0]["message"]
     assert message["content"] is None and len(message["tool_calls"]) == 1

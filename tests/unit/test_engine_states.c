@@ -1,12 +1,18 @@
 /* Which state checkpoints are kept. */
+#include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
+#include "engine/disk.h"
 #include "engine/states.h"
 
 /* A backend that has nothing but states, of state_size bytes, and memory for memory of them. */
@@ -276,6 +282,51 @@ static void what_is_given_back_stays_away(void **state) {
     export_fails = false;
 }
 
+/* Nobody else can open what a session wrote, nor does a program hold it that is started meanwhile.
+ */
+static void a_file_of_its_own(void **state) {
+    (void)state;
+    struct stat file;
+    lily_err err;
+    int fd;
+    assert_int_equal(disk_new(&fd, &err), 0);
+    assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    assert_int_equal(fstat(fd, &file), 0);
+    assert_int_equal(file.st_nlink, 0);
+    assert_int_equal(file.st_mode & 0777, 0600);
+    char byte;
+    assert_int_equal(disk_get(fd, 0, &byte, 1, &err), LILY_EIO); /* less than was asked for */
+    assert_non_null(strstr(err.msg, "check that disk"));
+    close(fd);
+}
+
+/* Where a write ends half-way the checkpoint is dropped; the file goes with its last one. */
+static void a_disk_that_fills_up(void **state) {
+    (void)state;
+    struct states s;
+    struct rlimit old, less;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    less = (struct rlimit){.rlim_cur = 100, .rlim_max = old.rlim_max};
+    init(&s, 64, 64 * 4);
+    for (int32_t pos = 64; pos <= 256; pos += 64) assert_true(add(&s, pos, false, NULL, 0));
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &less), 0);
+    int32_t gone = states_give_back(&s, 0);
+    setrlimit(RLIMIT_FSIZE, &old);
+    assert_int_equal(gone, 4);
+    assert_int_equal(s.n, 1);
+    assert_int_equal(s.on_disk, 1);
+    expect_resumed(&s);
+    assert_true(s.file.fd >= 0);
+    states_clear(&s);
+    assert_int_equal(s.file.fd, -1); /* its room is free */
+    states_regain(&s);
+    assert_true(add(&s, 64, false, NULL, 0));
+    assert_int_equal(states_give_back(&s, 0), 4);
+    expect_resumed(&s);
+    done(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_budget),
@@ -286,6 +337,8 @@ int main(void) {
         cmocka_unit_test(a_full_file),
         cmocka_unit_test(no_room_drops_nothing),
         cmocka_unit_test(what_is_given_back_stays_away),
+        cmocka_unit_test(a_file_of_its_own),
+        cmocka_unit_test(a_disk_that_fills_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
