@@ -200,6 +200,13 @@ int lily_generate(lily_session *s, const lily_request *request, lily_result *res
 static int greedy(lily_session *s, int32_t id, int32_t n, lily_token_fn token, void *arg,
                   lily_err *err) {
     static const lily_sampling likeliest = {.temperature = 0, .top_p = 1, .repetition_penalty = 1};
+    int32_t room = s->context - session_position(s);
+    if (n < 1 || n > room) {
+        return ERR(err, LILY_ECONTEXT,
+                   "context: found %d tokens to append to %d, expected 1 to %d; ask for a larger "
+                   "context",
+                   n, session_position(s), room);
+    }
     int rc = sampler_begin(s->sampler, &likeliest, NULL, 0, err);
     if (rc) return rc;
     rc = session_begin(s, NULL, 0, err);
@@ -217,15 +224,8 @@ static int greedy(lily_session *s, int32_t id, int32_t n, lily_token_fn token, v
 int lily_session_greedy(lily_session *s, int32_t id, int32_t n, lily_token_fn token, void *arg,
                         lily_err *err) {
     int32_t vocab = s->engine->weights->shape->vocab;
-    int32_t room = s->context - session_position(s);
     if (id < 0 || id >= vocab) {
         return ERR(err, LILY_EINVAL, "token: found id %d, expected 0 to %d", id, vocab - 1);
-    }
-    if (n < 1 || n > room) {
-        return ERR(err, LILY_ECONTEXT,
-                   "context: found %d tokens to append to %d, expected 1 to %d; ask for a larger "
-                   "context",
-                   n, session_position(s), room);
     }
     int rc = session_enter(s, err);
     return rc ? rc : session_leave(s, greedy(s, id, n, token, arg, err));

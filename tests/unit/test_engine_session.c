@@ -381,6 +381,32 @@ static void test_a_session_at_rest(void **state) {
     fake_close_all(e, s);
 }
 
+/* Every call that needs the session's memory wakes it first. */
+static void test_calls_at_rest(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){.state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_session *s = fake_session(e);
+    lily_result result;
+    lily_err err;
+    int32_t ids[300];
+    fill(ids, 300, 72);
+    const lily_request request = {.prompt = ids, .n_prompt = 300, .max_tokens = 1};
+    fake.pressure = BACKEND_PRESSURE_WARN;
+    read_all(s, ids, 300);
+    for (int call = 0; call < 4; call++) {
+        assert_true(lily_session_idle(s));
+        assert_int_equal(fake.sessions, 0);
+        int rc = 0;
+        if (call == 0) rc = lily_session_greedy(s, 3, 2, NULL, NULL, &err);
+        if (call == 1) rc = lily_generate(s, &request, &result, &err);
+        if (call == 2) rc = lily_session_score(s, ids, 70, NULL, NULL, &err);
+        if (call == 3) rc = lily_session_greedy(s, 3, INT32_MAX, NULL, NULL, &err);
+        assert_int_equal(rc, call == 3 ? LILY_ECONTEXT : 0);
+        assert_int_equal(fake.sessions, 1);
+    }
+    fake_close_all(e, s);
+}
+
 /* Whatever fails, no wrong token is gone on from. */
 static void test_a_rest_that_fails(void **state) {
     (void)state;
@@ -577,6 +603,7 @@ int main(void) {
         cmocka_unit_test(test_memory_pressure),
         cmocka_unit_test(test_checkpoints_on_disk),
         cmocka_unit_test(test_a_session_at_rest),
+        cmocka_unit_test(test_calls_at_rest),
         cmocka_unit_test(test_a_rest_that_fails),
         cmocka_unit_test(test_backend_failures),
         cmocka_unit_test(test_bad_arguments),
