@@ -31,6 +31,45 @@ template <int NT> struct product_shape {
     };
 };
 
+/* The sums of a round's `tiles` row tiles, whose first row is row0, to out; of split ones the parts
+ * are added by way of `kept`. All threads. */
+template <int NT>
+__device__ __forceinline__ void store_tiles(const tile_sums<NT> &acc, float *kept, int n,
+                                            float *out, int ldo, int r0, int rows, int tiles,
+                                            int row0, int split) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        int r1 = r0 + t * BATCH_ROWS;
+        if (split == 1) {
+            int row = row0 + warp * 32 + lane / 4 * 4;
+            const float(&u)[4] = acc.of[0][t], (&v)[4] = acc.of[1][t];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                int r = r1 + lane % 4 * 2 + c;
+                if (warp >= tiles || r >= rows || row >= n) continue;
+                *(float4 *)(out + (int64_t)r * ldo + row) =
+                    make_float4(u[c], u[2 + c], v[c], v[2 + c]);
+            }
+            continue;
+        }
+        keep_sums(kept + warp * KEPT, acc.of[0][t], acc.of[1][t]);
+        __syncthreads();
+        for (int i = threadIdx.x; i < tiles * 128; i += BATCH_THREADS) {
+            int row = i % 16 * 2, slot = i / 16 % 8, of = i / 128, r = r1 + slot;
+            const float *from = kept + of * split * KEPT + slot * KEPT_PITCH + row;
+            float2 sum = make_float2(0, 0);
+            for (int s = 0; s < split; s++) {
+                float2 part = *(const float2 *)(from + s * KEPT);
+                sum.x += part.x, sum.y += part.y;
+            }
+            row += row0 + of * 32;
+            if (r < rows && row < n) *(float2 *)(out + (int64_t)r * ldo + row) = sum;
+        }
+        __syncthreads();
+    }
+}
+
 /* out[r][n] = sum_k a[r][k] w[n][k] for 8 NT rows from r0 on and row tiles [first, end) of a matrix
  * of so many rows, out rows ldo floats apart. A job is a row tile and a part of its slices, one of
  * `split`; warps take them in turn, and of a split row tile the parts are added in the order of
@@ -109,36 +148,7 @@ multiply_tiles(const bf16 *a, const float *exact, const uint8_t *codes, int n, f
             if (pass + 1 < passes) continue;
             int tiles = min(BATCH_WARPS / split, end - first - round / split);
             int row0 = (first + round / split) * 32; /* of this round */
-#pragma unroll
-            for (int t = 0; t < NT; t++) {
-                int r1 = r0 + t * BATCH_ROWS;
-                if (split == 1) {
-                    int row = row0 + warp * 32 + lane / 4 * 4;
-                    const float(&u)[4] = acc.of[0][t], (&v)[4] = acc.of[1][t];
-#pragma unroll
-                    for (int c = 0; c < 2; c++) {
-                        int r = r1 + lane % 4 * 2 + c;
-                        if (warp >= tiles || r >= rows || row >= n) continue;
-                        *(float4 *)(out + (int64_t)r * ldo + row) =
-                            make_float4(u[c], u[2 + c], v[c], v[2 + c]);
-                    }
-                    continue;
-                }
-                keep_sums(kept + warp * KEPT, acc.of[0][t], acc.of[1][t]);
-                __syncthreads();
-                for (int i = threadIdx.x; i < tiles * 128; i += BATCH_THREADS) {
-                    int row = i % 16 * 2, slot = i / 16 % 8, of = i / 128, r = r1 + slot;
-                    const float *from = kept + of * split * KEPT + slot * KEPT_PITCH + row;
-                    float2 sum = make_float2(0, 0);
-                    for (int s = 0; s < split; s++) {
-                        float2 part = *(const float2 *)(from + s * KEPT);
-                        sum.x += part.x, sum.y += part.y;
-                    }
-                    row += row0 + of * 32;
-                    if (r < rows && row < n) *(float2 *)(out + (int64_t)r * ldo + row) = sum;
-                }
-                __syncthreads();
-            }
+            store_tiles<NT>(acc, kept, n, out, ldo, r0, rows, tiles, row0, split);
         }
     }
 }

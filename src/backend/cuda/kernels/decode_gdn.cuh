@@ -31,6 +31,30 @@ __device__ __forceinline__ int gdn_channel(int tid, int head) {
                        : CONV + head * 128 + i;
 }
 
+/* d and the head's gated norm from the warps' sums; four warps, one column a thread. */
+__device__ __forceinline__ void finish_delta(Worker &w, GdnShared &g, int i, float kn, float4 k4) {
+    float4 q4 = reinterpret_cast<const float4 *>(g.q)[w.lane];
+    float qq = warp_sum(dot4(q4, q4)), kq = warp_sum(dot4(k4, q4));
+    float qn = rsqrtf(qq + 1e-6f) * 0.08838834764831845f; /* 128^-0.5 */
+    float rj = 0, pj = 0, decay = g.decay;
+#pragma unroll
+    for (int j = 0; j < WARPS; j++) rj += g.parts[j][0][i], pj += g.parts[j][1][i];
+    float d = g.beta * (g.v[i] - decay * kn * rj);
+    float o = decay * qn * pj + kq * kn * qn * d;
+    g.d[i] = d;
+    g.y[i] = o * g.z[i];
+    float squares = warp_sum(o * o);
+    if (w.lane == 0) g.squares[w.warp] = squares;
+    sync_four();
+    if (w.warp == 0) {
+        float mean = (g.squares[0] + g.squares[1] + g.squares[2] + g.squares[3]) * (1.0f / 128);
+        float factor = rsqrtf(mean + SHAPE_NORM_EPS);
+        float4 y4 = reinterpret_cast<const float4 *>(g.y)[w.lane];
+        const float y[4] = {y4.x * factor, y4.y * factor, y4.z * factor, y4.w * factor};
+        quantise(y, g.quantised);
+    }
+}
+
 /* Until the head's output lies quantised in shared memory. */
 __device__ __forceinline__ void delta_front(Worker &w, int layer, const decode_layer &l) {
     GdnShared &g = *reinterpret_cast<GdnShared *>(w.s.work);
@@ -95,28 +119,7 @@ __device__ __forceinline__ void delta_front(Worker &w, int layer, const decode_l
     sync_consumers();
     w.mark(3);
 
-    if (w.warp < 4) { /* one column each */
-        float4 q4 = reinterpret_cast<const float4 *>(g.q)[w.lane];
-        float qq = warp_sum(dot4(q4, q4)), kq = warp_sum(dot4(k4, q4));
-        float qn = rsqrtf(qq + 1e-6f) * 0.08838834764831845f; /* 128^-0.5 */
-        float rj = 0, pj = 0, decay = g.decay;
-#pragma unroll
-        for (int j = 0; j < WARPS; j++) rj += g.parts[j][0][i], pj += g.parts[j][1][i];
-        float d = g.beta * (g.v[i] - decay * kn * rj);
-        float o = decay * qn * pj + kq * kn * qn * d;
-        g.d[i] = d;
-        g.y[i] = o * g.z[i];
-        float squares = warp_sum(o * o);
-        if (w.lane == 0) g.squares[w.warp] = squares;
-        sync_four();
-        if (w.warp == 0) {
-            float mean = (g.squares[0] + g.squares[1] + g.squares[2] + g.squares[3]) * (1.0f / 128);
-            float factor = rsqrtf(mean + SHAPE_NORM_EPS);
-            float4 y4 = reinterpret_cast<const float4 *>(g.y)[w.lane];
-            const float y[4] = {y4.x * factor, y4.y * factor, y4.z * factor, y4.w * factor};
-            quantise(y, g.quantised);
-        }
-    }
+    if (w.warp < 4) finish_delta(w, g, i, kn, k4);
     sync_consumers();
     w.mark(4);
     if (history) { /* for delta_shadow, in the same thread */

@@ -94,6 +94,46 @@ __device__ __forceinline__ void copy_span(shared_at to, const bf16 *from, int fi
     }
 }
 
+/* From scores of positions `first` and on, of which a row sees those up to last, to weights as bf16
+ * pairs; what was summed before fades where the largest score rises. */
+__device__ __forceinline__ void soften(float (&s)[SPAN / 8][4], int first, const int (&last)[2],
+                                       float scale, float (&top)[2], float (&total)[2],
+                                       float (&out)[HEAD / 8][4],
+                                       uint32_t (&probability)[SPAN / 8][2]) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float most = top[half];
+#pragma unroll
+        for (int j = 0; j < SPAN / 8; j++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float &x = s[j][2 * half + c];
+                int pos = first + j * 8 + lane % 4 * 2 + c;
+                x = pos <= last[half] ? x * scale : -INFINITY;
+                most = fmaxf(most, x);
+            }
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+        float fade = exp2f(top[half] - most), sum = 0; /* position 0 is seen by every row */
+        top[half] = most;
+#pragma unroll
+        for (int j = 0; j < SPAN / 8; j++) {
+            float a = exp2f(s[j][2 * half] - most), b = exp2f(s[j][2 * half + 1] - most);
+            sum += a + b;
+            probability[j][half] = bf16_pair(a, b);
+        }
+        total[half] = total[half] * fade + sum;
+        if (fade != 1.0f) { /* of the whole quad at once */
+#pragma unroll
+            for (int i = 0; i < HEAD / 8; i++) {
+                out[i][2 * half] *= fade;
+                out[i][2 * half + 1] *= fade;
+            }
+        }
+    }
+}
+
 /* mix[r][h] = softmax(query . keys / sqrt(HEAD)) values * sigmoid(gate), float32 and bf16 (where
  * given). proj[r] holds the gates. Grid: blocks of TOKENS rows in x, key heads in y. */
 KERNEL __launch_bounds__(FLASH_THREADS)
@@ -158,37 +198,7 @@ KERNEL __launch_bounds__(FLASH_THREADS)
             }
         }
         uint32_t probability[SPAN / 8][2];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float most = top[half];
-#pragma unroll
-            for (int j = 0; j < SPAN / 8; j++)
-#pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    float &x = s[j][2 * half + c];
-                    int pos = span * SPAN + j * 8 + lane % 4 * 2 + c;
-                    x = pos <= last[half] ? x * scale : -INFINITY;
-                    most = fmaxf(most, x);
-                }
-            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
-            float fade = exp2f(top[half] - most), sum = 0; /* position 0 is seen by every row */
-            top[half] = most;
-#pragma unroll
-            for (int j = 0; j < SPAN / 8; j++) {
-                float a = exp2f(s[j][2 * half] - most), b = exp2f(s[j][2 * half + 1] - most);
-                sum += a + b;
-                probability[j][half] = bf16_pair(a, b);
-            }
-            total[half] = total[half] * fade + sum;
-            if (fade != 1.0f) { /* of the whole quad at once */
-#pragma unroll
-                for (int i = 0; i < HEAD / 8; i++) {
-                    out[i][2 * half] *= fade;
-                    out[i][2 * half + 1] *= fade;
-                }
-            }
-        }
+        soften(s, span * SPAN, last, scale, top, total, out, probability);
 #pragma unroll
         for (int t = 0; t < SPAN / 16; t++) {
             uint32_t a[4] = {probability[2 * t][0], probability[2 * t][1],

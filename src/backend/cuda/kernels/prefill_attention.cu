@@ -212,6 +212,21 @@ __device__ __forceinline__ void join_segment(const flash_parts &parts, int64_t l
     if (!last && lane % 4 == 0) parts.sums[line] = make_float2(both.top, total);
 }
 
+/* Query row i of the tile: token i / KV_GROUP of n from r0 on, head i % KV_GROUP of key head kv. */
+__device__ __forceinline__ void copy_queries(shared_at q, const bf16 *queries, int r0, int n,
+                                             int kv) {
+    int tid = threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < ROWS * HEAD / 8 / FLASH_THREADS; i++) {
+        int at = tid + i * FLASH_THREADS, row = at / (HEAD / 8), p = at % (HEAD / 8);
+        int t = row / KV_GROUP;
+        bool valid = t < n;
+        const bf16 *from = queries + (int64_t)(r0 + (valid ? t : 0)) * Q_DIM +
+                           (kv * KV_GROUP + row % KV_GROUP) * HEAD + p * 8;
+        copy16(q + (uint32_t)(p / 8 * ROWS * 128) + part_at(row, p % 8), from, valid);
+    }
+}
+
 /* mix[r][h] = softmax(query . keys / sqrt(HEAD)) values * sigmoid(gate), bf16 reordered; proj[r]
  * holds the gates. Grid: blocks of TOKENS rows in x, key heads in y; with split, key heads times
  * segments in y, and segment s leaves its sums in rows s * rows and on of parts. */
@@ -234,16 +249,7 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
     const bf16 *keys = slot->keys + head, *values = slot->values + head;
     shared_at q = shared_address(memory), k = q + Q_SIZE, v = k + 2 * SPAN_SIZE;
 
-    /* Query row i of the tile: token i / KV_GROUP, head i % KV_GROUP. */
-#pragma unroll
-    for (int i = 0; i < ROWS * HEAD / 8 / FLASH_THREADS; i++) {
-        int at = tid + i * FLASH_THREADS, row = at / (HEAD / 8), p = at % (HEAD / 8);
-        int t = row / KV_GROUP;
-        bool valid = t < n;
-        const bf16 *from = queries + (int64_t)(r0 + (valid ? t : 0)) * Q_DIM +
-                           (kv * KV_GROUP + row % KV_GROUP) * HEAD + p * 8;
-        copy16(q + (uint32_t)(p / 8 * ROWS * 128) + part_at(row, p % 8), from, valid);
-    }
+    copy_queries(q, queries, r0, n, kv);
     copy_span(k, keys, first * SPAN, end);
     copy_commit();
     copy_span(v, values, first * SPAN, end);

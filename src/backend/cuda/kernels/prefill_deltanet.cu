@@ -248,6 +248,26 @@ __device__ __forceinline__ void multiply_split(float (&acc)[16][4], shared_at hi
     }
 }
 
+/* kk = K K^T and qk = Q K^T of a piece, rows m and on of a warp. */
+__device__ __forceinline__ void multiply_keys(float (&kk)[8][4], float (&qk)[8][4], shared_at at,
+                                              int m) {
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) {
+        uint32_t of_k[4], of_q[4];
+        load_a<256>(of_k, at + K_AT, m, 2 * k);
+        load_a<256>(of_q, at + Q_AT, m, 2 * k);
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            uint32_t b[4];
+            load_b<256>(b, at + K_AT, n * 8, 2 * k);
+            multiply(kk[n], of_k, b[0], b[1]);
+            multiply(kk[n + 1], of_k, b[2], b[3]);
+            multiply(qk[n], of_q, b[0], b[1]);
+            multiply(qk[n + 1], of_q, b[2], b[3]);
+        }
+    }
+}
+
 /* Arrays over [value head][piece]: decays float [64]; w bf16 [64][128]; p bf16 [64][64]; u float
  * [64][128]. Grid: pieces in x, value heads in y. */
 KERNEL __launch_bounds__(PIECES_THREADS, 3)
@@ -275,21 +295,7 @@ KERNEL __launch_bounds__(PIECES_THREADS, 3)
     __syncthreads();
 
     float kk[8][4] = {}, qk[8][4] = {};
-#pragma unroll
-    for (int k = 0; k < DIM / 16; k++) {
-        uint32_t of_k[4], of_q[4];
-        load_a<256>(of_k, at + K_AT, m, 2 * k);
-        load_a<256>(of_q, at + Q_AT, m, 2 * k);
-#pragma unroll
-        for (int n = 0; n < 8; n += 2) {
-            uint32_t b[4];
-            load_b<256>(b, at + K_AT, n * 8, 2 * k);
-            multiply(kk[n], of_k, b[0], b[1]);
-            multiply(kk[n + 1], of_k, b[2], b[3]);
-            multiply(qk[n], of_q, b[0], b[1]);
-            multiply(qk[n + 1], of_q, b[2], b[3]);
-        }
-    }
+    multiply_keys(kk, qk, at, m);
     float *a = (float *)(shared + T_AT);
 #pragma unroll
     for (int n = 0; n < 8; n++)
@@ -350,6 +356,40 @@ static_assert((int)STATES_SHARED == PREFILL_STATES_SHARED, "what the host asks f
 __device__ __forceinline__ void load_narrow(uint32_t (&b)[4], shared_at tile, int k, int n) {
     int lane = threadIdx.x % 32;
     load_matrices_transposed(b, tile + (k + lane % 16) * NARROW + (n + lane / 16 * 8) * 2);
+}
+
+/* What the state recalls for the rows of W and gives for those of Q, by 16 columns from n0 on. */
+__device__ __forceinline__ void read_state(float (&recall)[2][4], float (&out)[2][4], shared_at set,
+                                           shared_at at, int m, int n0) {
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) {
+        uint32_t of_w[4], of_q[4], b[4];
+        load_a<256>(of_w, set + SW_AT, m, 2 * k);
+        load_a<256>(of_q, set + SQ_AT, m, 2 * k);
+        load_narrow(b, at + S_AT, k * 16, n0);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            multiply(recall[j], of_w, b[2 * j], b[2 * j + 1]);
+            multiply(out[j], of_q, b[2 * j], b[2 * j + 1]);
+        }
+    }
+}
+
+/* S += K^T (faded N), of 16 keys a warp. */
+__device__ __forceinline__ void add_keys(float (&s)[4][4], shared_at set, shared_at at, int warp,
+                                         int lane) {
+#pragma unroll
+    for (int k = 0; k < PIECE / 16; k++) {
+        uint32_t a[4], b[4]; /* a[key][token] from rows of tokens */
+        int token = k * 16 + lane / 16 * 8 + lane % 8;
+        load_matrices_transposed(a, set + SK_AT + tile_at<256>(token, warp * 2 + lane / 8 % 2));
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            load_narrow(b, at + F_AT, k * 16, j * 8);
+            multiply(s[j], a, b[0], b[1]);
+            multiply(s[j + 1], a, b[2], b[3]);
+        }
+    }
 }
 
 /* delta[r][V_DIM] and the slot's next state. Grid: value heads * (DIM / COLUMNS). */
@@ -436,18 +476,7 @@ KERNEL __launch_bounds__(STATE_THREADS, 1)
         if (i + 1 < pieces) copy(i + 1);
 
         float recall[2][4] = {}, out[2][4] = {};
-#pragma unroll
-        for (int k = 0; k < DIM / 16; k++) {
-            uint32_t of_w[4], of_q[4], b[4];
-            load_a<256>(of_w, set + SW_AT, m, 2 * k);
-            load_a<256>(of_q, set + SQ_AT, m, 2 * k);
-            load_narrow(b, at + S_AT, k * 16, n0);
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                multiply(recall[j], of_w, b[2 * j], b[2 * j + 1]);
-                multiply(out[j], of_q, b[2 * j], b[2 * j + 1]);
-            }
-        }
+        read_state(recall, out, set, at, m, n0);
         float last = c[PIECE - 1];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -479,18 +508,7 @@ KERNEL __launch_bounds__(STATE_THREADS, 1)
         for (int j = 0; j < 4; j++)
 #pragma unroll
             for (int v = 0; v < 4; v++) s[j][v] *= fade;
-#pragma unroll
-        for (int k = 0; k < PIECE / 16; k++) {
-            uint32_t a[4], b[4]; /* a[key][token] from rows of tokens */
-            int token = k * 16 + lane / 16 * 8 + lane % 8;
-            load_matrices_transposed(a, set + SK_AT + tile_at<256>(token, warp * 2 + lane / 8 % 2));
-#pragma unroll
-            for (int j = 0; j < 4; j += 2) {
-                load_narrow(b, at + F_AT, k * 16, j * 8);
-                multiply(s[j], a, b[0], b[1]);
-                multiply(s[j + 1], a, b[2], b[3]);
-            }
-        }
+        add_keys(s, set, at, warp, lane);
         publish();
 #pragma unroll
         for (int half = 0; half < 2; half++) {
