@@ -7,7 +7,8 @@
 # even when one before it failed; a step whose tool is not on this machine is skipped and says so,
 # as is one that would begin after N seconds.
 # Results: FOLDER/<step>.log, and one JSON document, FOLDER/cuda.json, with machine, driver and
-# commit, and the same as tables in FOLDER/cuda.md. Exit status 1 when a check failed; a goal of speed that was missed is only told.
+# commit, and the same as tables in FOLDER/cuda.md. Exit status 1 when a check failed; a
+# goal of speed that was missed is only told.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 all=(doctor mini real kernels memcheck racecheck long full memory start bench speed sweep ncu)

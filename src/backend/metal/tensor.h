@@ -19,8 +19,8 @@ int metal_tensor_choose(struct backend_model *m, lily_err *err);
 int metal_tensor_choose_attention(struct backend_model *m, double *worst, lily_err *why,
                                   lily_err *err);
 
-/* The function that runs under a kernel's number: that of metal_kernels, or the tensor kernel in its
- * place. _attention: NULL where it is none of attention's. */
+/* The function that runs under a kernel's number: that of metal_kernels, or the tensor kernel in
+ * its place. _attention: NULL where it is none of attention's. */
 const char *metal_tensor_name(const struct backend_model *m, int32_t kernel);
 const char *metal_tensor_attention_name(const struct backend_model *m, int32_t kernel);
 

@@ -1,6 +1,6 @@
-/* The fibers of the emulated card, and its driver: the functions of driver.h that a program finds in
- * itself (cuda_driver_open_from(NULL)). Memory of the card is the program's own, a stream does its
- * work at once. x86-64. */
+/* The fibers of the emulated card, and its driver: the functions of driver.h that a program finds
+ * in itself (cuda_driver_open_from(NULL)). Memory of the card is the program's own, a stream does
+ * its work at once. x86-64. */
 #include "backend/cuda/driver.h"
 #include "emulator.h"
 
@@ -136,7 +136,9 @@ void run_warp(unsigned first) {
         unsigned waiting = 0;
         for (unsigned i = first; i < end; i++) waiting += fibers[i].state == EXCHANGE;
         if (!waiting) return;
-        if (waiting != end - first || waiting != 32) die("an exchange that some lanes do not reach");
+        if (waiting != end - first || waiting != 32) {
+            die("an exchange that some lanes do not reach");
+        }
         memcpy(&exchanged[first * EXCHANGE_BYTES], &staged[first * EXCHANGE_BYTES],
                32 * EXCHANGE_BYTES);
         for (unsigned i = first; i < end; i++) fibers[i].state = READY;
@@ -145,7 +147,8 @@ void run_warp(unsigned first) {
 
 /* One block; warps run in a random order between barriers, so that a missing barrier shows. */
 void run_block(const dim3 &block, const dim3 &size, const dim3 &grid) {
-    memset(shared_end - shared_bytes, 0xff, shared_bytes); /* NaN: nothing may be read before it is written */
+    /* NaN: nothing may be read before it is written. */
+    memset(shared_end - shared_bytes, 0xff, shared_bytes);
     for (unsigned i = 0; i < n_threads; i++) {
         prepare(i);
         fibers[i].context = {{i, 0, 0}, block, size, grid};
@@ -249,8 +252,8 @@ int cuDeviceTotalMem_v2(size_t *bytes, int) {
     *bytes = (size_t)8 << 30;
     return 0;
 }
-/* 80, or 90: weights lie as tiles, and with so few multiprocessors the portable kernels and those of
- * batches read them (tests/cuda/main.c). */
+/* 80, or 90: weights lie as tiles, and with so few multiprocessors the portable kernels and those
+ * of batches read them (tests/cuda/main.c). */
 int emulated_capability = 80;
 static int shared_limit() {
     return emulated_capability == 90 ? 227 << 10 : 99 << 10;

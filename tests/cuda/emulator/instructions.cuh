@@ -13,7 +13,8 @@ inline uint32_t bf16_pair(float a, float b) {
     return bf16_round(a) | bf16_round(b) << 16;
 }
 
-/* In double the product and the sum of bf16 numbers are exact or nearly so: one rounding is left. */
+/* In double the product and the sum of bf16 numbers are exact or nearly so: one rounding is left.
+ */
 inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
     auto one = [](uint32_t x, uint32_t y, uint32_t z) {
         double r = (double)__uint_as_float(x << 16) * (double)__uint_as_float(y << 16) +

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Writes the C++ source that compiles one kernel file for one shape and adds its kernels, as named in
-# the tables of src/backend/cuda, to the emulated card: kernels.sh <shape> <file>
+# Writes the C++ source that compiles one kernel file for one shape and adds its kernels, as named
+# in the tables of src/backend/cuda, to the emulated card: kernels.sh <shape> <file>
 set -eu
 echo '#include "emulator.h"'
 echo "#define SHAPE_HEADER \"model/shapes/$1.h\""
