@@ -180,8 +180,9 @@ typedef struct lily_result {
  * empties it. */
 int lily_generate(lily_session *s, const lily_request *request, lily_result *result, lily_err *err);
 
-/* Makes the running lily_generate (sync, score) of s end within a token or a chunk. Any thread, any
- * time; without a running call it does nothing. */
+/* Makes the running lily_generate (sync, score) of s end within a token or a chunk, and leaves what
+ * lily_session_idle is writing in memory. Any thread, any time; without a running call it does
+ * nothing but make the next lily_session_idle write nothing. */
 void lily_cancel(lily_session *s);
 
 /* ---- evaluation and measurement -------------------------------------------------------------- */

@@ -34,6 +34,10 @@ static int move_rows(lily_session *s, bool put, lily_err *err) {
     void *buffer = malloc(b->kv_bytes(s->engine->model, PIECE));
     int rc = buffer ? 0 : ERR_NOMEM(err, "session");
     for (int32_t from = 0; from < s->held && !rc; from += PIECE) {
+        if (put && session_cancelled(s)) {
+            rc = ERR(err, LILY_ECANCELED, "session: stayed in memory at token %d", from);
+            break;
+        }
         int32_t n = s->held - from < PIECE ? s->held - from : PIECE;
         size_t bytes = b->kv_bytes(s->engine->model, n);
         if (put) {

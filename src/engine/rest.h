@@ -6,7 +6,8 @@
 #include "engine/session.h"
 
 /* Puts the recurrent state and the rows of keys and values of the s->held tokens on disk and frees
- * the backend's session. After an error the session is as it was. */
+ * the backend's session. After an error the session is as it was; lily_cancel ends it with
+ * LILY_ECANCELED between pieces. */
 int rest_begin(lily_session *s, lily_err *err);
 
 /* Makes the backend's session anew and reads it back. LILY_ENOMEM: there is no room, and it stays

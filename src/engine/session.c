@@ -162,9 +162,12 @@ static enum backend_pressure pressure(const lily_session *s) {
     return b->pressure ? b->pressure(s->engine->model) : BACKEND_PRESSURE_NONE;
 }
 
-/* All checkpoints but so many go to disk. */
+/* All checkpoints but so many go to disk, one after the other until the session is cancelled. */
 static void give_back(lily_session *s, int32_t keep) {
-    int32_t gone = states_give_back(&s->states, keep);
+    int32_t gone = 0;
+    for (int32_t left = s->states.limit; left > keep && !session_cancelled(s);) {
+        gone += states_give_back(&s->states, --left);
+    }
     if (gone) {
         engine_log(s->engine,
                    "memory: the system is short of it; gave back %d state checkpoint%s, %d %s on "
@@ -187,7 +190,10 @@ bool lily_session_idle(lily_session *s) {
     if (s->engine->in_call || !s->backend || pressure(s) == BACKEND_PRESSURE_NONE) return true;
     give_back(s, 0);
     int32_t held = s->held;
-    int rc = rest_begin(s, &err);
+    int rc = session_cancelled(s) ? LILY_ECANCELED : rest_begin(s, &err);
+    /* Not at the beginning: a cancel that came just before it would be lost. */
+    atomic_store(&s->cancel, false);
+    if (rc == LILY_ECANCELED) return true;
     if (rc) {
         engine_log(s->engine, "memory: the system is short of it; %s", err.msg);
         return false;

@@ -46,7 +46,8 @@ struct server {
     pthread_mutex_t lock;     /* guards all below, jobs and connections included */
     pthread_cond_t work;      /* a job changed state, or stopping */
     bool stopping;            /* no new jobs, the running one is cancelled */
-    bool watches_memory;      /* while idle, lily_session_idle */
+    bool watches_memory;      /* while idle, lily_session_idle, */
+    bool resting;             /* which runs now */
     struct job *first, *last; /* jobs not yet done, oldest first */
     int n_jobs;
     struct job *running;

@@ -33,6 +33,8 @@ void watch_once(struct server *s) {
     }
     /* Repeated on every look: a cancel that comes before the engine has begun may be lost. */
     if (s->running && (s->running->gone || s->stopping)) lily_cancel(s->session);
+    /* Nobody waits until gigabytes are on disk, from where they would be read again. */
+    if (s->resting && (s->n_jobs || s->stopping)) lily_cancel(s->session);
     for (struct conn *c = s->conns; c; c = c->next)
         if (now > conn_deadline(c)) shutdown(c->fd, SHUT_RDWR); /* libmicrohttpd then closes it */
     pthread_mutex_unlock(&s->lock);

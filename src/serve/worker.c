@@ -139,9 +139,11 @@ static void wait_for_work(struct server *s) {
     if (!s->watches_memory) {
         pthread_cond_wait(&s->work, &s->lock);
     } else if (pthread_cond_timedwait(&s->work, &s->lock, &until) == ETIMEDOUT) {
+        s->resting = true;
         pthread_mutex_unlock(&s->lock);
         bool more = lily_session_idle(s->session);
         pthread_mutex_lock(&s->lock);
+        s->resting = false;
         s->watches_memory = more;
     }
 }

@@ -31,6 +31,7 @@
 
 struct lily_engine {
     int32_t context;
+    int32_t rest_seconds; /* of lily_session_idle, unless cancelled */
 };
 
 struct lily_session {
@@ -90,6 +91,8 @@ void lily_session_reset(lily_session *s) {
 }
 
 bool lily_session_idle(lily_session *s) {
+    const int64_t until = clock_ns() + (int64_t)s->engine->rest_seconds * 1000000000;
+    while (clock_ns() < until && !atomic_load(&s->cancel)) pause_ms(5);
     return ++s->idle < 3;
 }
 
@@ -361,6 +364,7 @@ int main(int argc, char **argv) {
         if (!strcmp(argv[i], "idle")) options.idle_seconds = number;
         if (!strcmp(argv[i], "keepalive")) options.keepalive_seconds = number;
         if (!strcmp(argv[i], "context")) engine.context = number;
+        if (!strcmp(argv[i], "rest")) engine.rest_seconds = number;
         if (!strcmp(argv[i], "quiet")) options.quiet = number != 0;
     }
     int rc = serve_run(&engine, &options, print_port, NULL, &err);

@@ -119,6 +119,18 @@ def test_an_idle_session_is_asked_until_it_declines(fake_serve):
     assert reply == "3"
 
 
+def test_an_idle_session_is_left_alone_for_a_request_or_the_end(fake_serve):
+    """What is written to disk meanwhile may take many seconds; nobody waits for it."""
+    server = fake_serve(rest=60)
+    time.sleep(2.5)
+    began = time.monotonic()
+    assert server.chat(body("content now"))[0] == 200
+    assert time.monotonic() - began < 15
+    idle = fake_serve(rest=60)
+    time.sleep(2.5)
+    assert idle.stop(seconds=15) == 0
+
+
 def test_a_file_at_its_limit_does_not_end_the_server(fake_serve):
     """A log or a session on disk: the system's signal is ignored, the write fails."""
     server = fake_serve()

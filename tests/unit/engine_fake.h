@@ -55,6 +55,7 @@ static struct fake {
     int32_t prefilled, decoded, rewound, saved, restored, models, sessions, states;
     int32_t begun, begun_with; /* sequences of picks, and prompt tokens handed over for the last */
     int32_t two_in_flight;     /* submits behind another step */
+    lily_session *cancels;     /* by an export of keys and values, once */
     int32_t rested;            /* position of the last whole session that was put on disk */
 } fake;
 
@@ -361,6 +362,8 @@ static int fake_kv_export(struct backend_session *s, int32_t from, int32_t n, vo
     fake_idle(s->model);
     if (fake.export_fails) return ERR(err, LILY_EBACKEND, "fake: told not to export");
     memcpy(out, s->kv + from, (size_t)n * sizeof *s->kv);
+    if (fake.cancels) lily_cancel(fake.cancels);
+    fake.cancels = NULL;
     fake.rested = s->pos;
     return backend_check_export(from, n, s->kv_rows, err);
 }

@@ -407,6 +407,33 @@ static void test_calls_at_rest(void **state) {
     fake_close_all(e, s);
 }
 
+/* A request that arrives meanwhile ends the writing; the session goes on in memory. */
+static void test_a_rest_cancelled(void **state) {
+    (void)state;
+    char line[500] = "";
+    lily_engine *e = fake_engine((lily_engine_options){
+        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_session *s = fake_session(e);
+    int32_t ids[1000];
+    fill(ids, 1000, 73);
+    read_all(s, ids, 900);
+    fake.pressure = BACKEND_PRESSURE_WARN;
+    line[0] = 0;
+    lily_cancel(s);
+    assert_true(lily_session_idle(s)); /* nothing is begun */
+    assert_string_equal(line, "");
+    assert_int_equal(fake.states, 6);
+    fake.cancels = s;
+    assert_true(lily_session_idle(s)); /* ended behind the first piece */
+    assert_null(fake.cancels);
+    assert_int_equal(fake.sessions, 1);
+    assert_int_equal(read_all(s, ids, 1000), 900);
+    expect_as_cold(e, s, ids, 1000);
+    assert_true(lily_session_idle(s)); /* asked again it is written */
+    assert_int_equal(fake.sessions, 0);
+    fake_close_all(e, s);
+}
+
 /* Whatever fails, no wrong token is gone on from. */
 static void test_a_rest_that_fails(void **state) {
     (void)state;
@@ -604,6 +631,7 @@ int main(void) {
         cmocka_unit_test(test_checkpoints_on_disk),
         cmocka_unit_test(test_a_session_at_rest),
         cmocka_unit_test(test_calls_at_rest),
+        cmocka_unit_test(test_a_rest_cancelled),
         cmocka_unit_test(test_a_rest_that_fails),
         cmocka_unit_test(test_backend_failures),
         cmocka_unit_test(test_bad_arguments),
