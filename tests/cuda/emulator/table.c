@@ -9,9 +9,9 @@ struct embedded {
 extern const struct embedded cuda_embedded[];
 #define FILE(name)                                                                                 \
     { "mini", "portable_" name, "mini/portable_" name }
-const struct embedded cuda_embedded[] = {FILE("attention"), FILE("deltanet"),  FILE("gemm"),
-                                         FILE("matvec"),    FILE("moe"),       FILE("norm"),
-                                         FILE("thin"),      FILE("sample"),    FILE("small"),
-                                         FILE("batch"),     FILE("batch_mix"),
-                                         {"mini", "batch_tiles", "mini/batch_tiles"},
-                                         {NULL, NULL, NULL}};
+const struct embedded cuda_embedded[] = {
+    FILE("attention"), FILE("deltanet"),  FILE("gemm"),
+    FILE("matvec"),    FILE("moe"),       FILE("norm"),
+    FILE("thin"),      FILE("sample"),    FILE("small"),
+    FILE("batch"),     FILE("batch_mix"), {"mini", "batch_tiles", "mini/batch_tiles"},
+    {NULL, NULL, NULL}};

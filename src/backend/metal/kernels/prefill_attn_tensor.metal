@@ -2,8 +2,7 @@
  * Layout: as there, but queries bf16 [kv_heads][n][8][256]: 64 rows are a plain matrix. Metal 4.0.
  * Threads: 8 tokens of a kv head (64 rows) a threadgroup; its 8 simdgroups multiply together.
  * Fused: as there. Agrees with attend (ref/attention.c) to 2^-8 of each weight; whole = split.
- * Bytes: 1,024 a position and 32 KiB of queries a block for 64 query rows; not measured on a Mac.
- */
+ * Bytes: 1,024 a position and 32 KiB of queries a block of 64 query rows; not measured on Macs. */
 #include <metal_stdlib>
 #include <metal_tensor>
 
