@@ -105,9 +105,8 @@ int cmd_doctor(int argc, char **argv) {
         .about =
             "Says which backends this program can use here and why, or why not. Then, for each "
             "that has a test of its own, runs every kernel at the model's shape and compares "
-            "with the reference backend. Exit status 1 when a usable backend fails its test; that "
-            "one "
-            "cannot be used, or has no test, is said and no failure.",
+            "with the reference backend. Exit status 1 when a usable backend fails its test; one "
+            "that cannot be used or has no test is named and no failure.",
         .example = "lily doctor",
         USAGE_OPTIONS(options),
     };

@@ -142,6 +142,19 @@ void measure_sweep(const struct bench_model *b) {
 
 /* ---- for profilers --------------------------------------------------------------------------- */
 
+/* One step of the first n sessions, with logits [n][vocab]. */
+static void decode_once(struct side *x, int32_t n, int32_t vocab, float *logits) {
+    struct decode_slot slot[32];
+    struct decode_result result[32];
+    lily_err err;
+    for (int32_t k = 0; k < n; k++) {
+        slot[k] = (struct decode_slot){
+            .session = x->s[k], .token = k, .logits = logits + (size_t)k * (size_t)vocab};
+    }
+    side_failed(x, x->b->decode_submit(x->m, slot, n, &err), &err);
+    if (!x->bad) side_failed(x, x->b->decode_wait(x->m, result, n, &err), &err);
+}
+
 /* The steps that a profiler should see (tests/cuda/kernel_table.py knows their order), each run
  * once before: a prompt of 4,096, decode steps of 1, 8 and 32 sessions. */
 void steps_for_profiler(const struct bench_model *b) {
@@ -158,16 +171,8 @@ void steps_for_profiler(const struct bench_model *b) {
     }
     for (int i = 0; i < 3 && !x.bad; i++) {
         side_decode_slots(&narrow, &x, slots[i], 1, logits);
-        struct decode_slot slot[32];
-        struct decode_result result[32];
-        lily_err err;
-        for (int32_t k = 0; k < slots[i]; k++) {
-            slot[k] = (struct decode_slot){.session = x.s[k], .token = k};
-            slot[k].logits = logits + (size_t)k * (size_t)b->vocab;
-        }
         profiler_window(true);
-        side_failed(&x, b->cuda->decode_submit(x.m, slot, slots[i], &err), &err);
-        if (!x.bad) side_failed(&x, b->cuda->decode_wait(x.m, result, slots[i], &err), &err);
+        decode_once(&x, slots[i], b->vocab, logits);
         profiler_window(false);
     }
     note("steps for a profiler that failed", x.bad, 0);
@@ -219,16 +224,8 @@ void profile(const struct bench_model *b) {
     }
     for (int i = 0; i < 3 && !x.bad; i++) {
         side_decode_slots(&narrow, &x, slots[i], 1, logits);
-        struct decode_slot slot[32];
-        struct decode_result result[32];
-        lily_err err;
-        for (int32_t k = 0; k < slots[i]; k++) {
-            slot[k] = (struct decode_slot){.session = x.s[k], .token = k};
-            slot[k].logits = logits + (size_t)k * (size_t)b->vocab;
-        }
         profile_start();
-        side_failed(&x, b->cuda->decode_submit(x.m, slot, slots[i], &err), &err);
-        if (!x.bad) side_failed(&x, b->cuda->decode_wait(x.m, result, slots[i], &err), &err);
+        decode_once(&x, slots[i], b->vocab, logits);
         snprintf(what, sizeof what, "decode of %d", slots[i]);
         profile_batch(b->w->shape, b->w->layers, slots[i]);
         profile_print(what);
