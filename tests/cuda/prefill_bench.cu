@@ -369,7 +369,7 @@ static const dense_tile DENSE_TILES[] = {{1, 16, 10, dense_1_16, "64x16"},
                                          {1, 64, 8, dense_1_64, "64x64"},
                                          {2, 64, 6, dense_2_64, "128x64"},
                                          {2, 128, 5, dense_2_128, "128x128"},
-                                         {2, 256, 0, dense_wide, "wide"}};
+                                         {2, 256, 0, dense_wide, "128x256"}};
 static void run_dense(const dense_tile &t, const bf16 *x, const cuda_mat &w, fp16 *out, int rows) {
     if (!t.stages) {
         RUN(t.kernel, std::min(132u, blocks(w.rows, 128) * blocks(rows, t.n)), 1, WIDE_THREADS,
@@ -399,11 +399,19 @@ struct moe {
 /* n blocks of rows, the shared expert's, for `rows` rows, included. */
 static void run_up(const expert_tile &t, unsigned n, const bf16 *x, const moe &m,
                    const cuda_groups &g, bf16 *hidden, int rows) {
+    RUN(t.up, 132, 1, WIDE_THREADS, PREFILL_LONG_SHARED, x, m.gate, g, hidden, m.shared_gate,
+            rows);
+        return;
+    }
     RUN(t.up, std::max((int)INNER, (int)SHARED) / 64, n + blocks(rows, t.n), 256,
         PREFILL_TILE_SHARED(2, t.n, t.stages), x, m.gate, g, hidden, m.shared_gate, rows);
 }
 static void run_down(const expert_tile &t, unsigned n, const bf16 *hidden, const moe &m,
                      const cuda_groups &g, fp16 *out, fp16 *own, int rows) {
+    RUN(t.down, 132, 1, WIDE_THREADS, PREFILL_LONG_SHARED, hidden, m.down, g, out,
+            m.shared_down, own, rows);
+        return;
+    }
     RUN(t.down, H / 128, n + blocks(rows, t.n), 256, PREFILL_TILE_SHARED(2, t.n, t.stages), hidden,
         m.down, g, out, m.shared_down, own, rows);
 }
@@ -592,8 +600,8 @@ static void check_combine(const moe &m, int rows, const fp16 *out) {
 }
 
 static void check_experts() {
-    const int cases[][2] = {{3, EXPERTS}, {70, 12}, {40, 9}, {150, 8}};
-    for (int i = 0; i < (EMULATED ? 2 : 4); i++) {
+    const int cases[][2] = {{3, EXPERTS}, {70, 12}, {150, 9}, {150, 8}, {190, 12}};
+    for (int i = 0; i < (EMULATED ? 3 : 5); i++) {
         const int *c = cases[i];
         int rows = c[0], pairs = rows * TOP_K;
         moe m = make_moe(rows, c[1]);

@@ -40,7 +40,7 @@ __device__ void dense(const bf16 *x, const cuda_mat &w, fp16 *out, int ldo, int 
         }
 }
 
-#define DENSE(wgs, n, stages, at_least)                                                            \
+#define DENSE(wgs, n, stages, at_least, pair, alone)                                               \
     KERNEL __launch_bounds__(wgs * 128, at_least)                                                  \
         dense_##wgs##_##n(const bf16 *x, cuda_mat w, fp16 *out, int ldo, int rows) {              \
         dense<wgs, n, stages>(x, w, out, ldo, rows);                                               \

@@ -33,10 +33,12 @@ static inline bool prefill_takes(int32_t rows, int32_t cols) {
 }
 
 /* Tiles of prefill_gemm.cu: warpgroups, rows of activations, stages of the ring, blocks a
- * multiprocessor at least; experts have two warpgroups. */
+ * multiprocessor at least; of long prompts also times, see prefill_dense_time. Experts have two
+ * warpgroups. */
 #define PREFILL_DENSE_TILES(XX)                                                                    \
-    XX(1, 16, 10, 4)                                                                               \
-    XX(1, 32, 8, 4) XX(1, 64, 8, 2) XX(2, 64, 6, 2) XX(2, 128, 5, 2)
+    XX(1, 16, 10, 4, 0, 0)                                                                         \
+    XX(1, 32, 8, 4, 0, 0)                                                                          \
+    XX(1, 64, 8, 2, 0, 0) XX(2, 64, 6, 2, 39, 25) XX(2, 128, 5, 2, 54, 33)
 #define PREFILL_EXPERT_TILES(XX) XX(16, 9, 3) XX(32, 8, 2) XX(64, 6, 2) XX(128, 5, 2) XX(160, 4, 2)
 #define PREFILL_TILE_SHARED(wgs, n, stages)                                                        \
     ((stages) * (n)*128 + (wgs)*128 * (((stages) + 1) / 2 * 32 + 32) + 1024)
@@ -53,25 +55,42 @@ static inline bool prefill_takes(int32_t rows, int32_t cols) {
 /* of so many groups of 64 inputs a part. */
 #define PREFILL_DECISIVE_SHARED(n, stages, groups) ((n) * ((stages)*256 + (groups)*4) + 1024)
 
-/* dense: x* [rows][w.cols], cuda_mat w, half out, int ldo, int rows. The widest tile that leaves
- * work for every processor. */
+/* Time of so many blocks, in halves of a microsecond at 2,048 inputs on an H200: pair where a
+ * multiprocessor has two blocks, alone where it has one. */
+static inline uint32_t prefill_dense_time(uint32_t blocks, uint32_t processors, uint32_t pair,
+                                          uint32_t alone) {
+    uint32_t left = blocks % (2 * processors);
+    return blocks / (2 * processors) * pair + (left == 0 ? 0 : left <= processors ? alone : pair);
+}
+
+/* dense: x* [rows][w.cols], cuda_mat w, half out, int ldo, int rows. Of few rows the narrowest tile
+ * that holds them, otherwise the one that takes the least time; all give the same bits. */
 static inline struct prefill_launch prefill_dense(int32_t rows, int32_t outputs,
                                                   int32_t processors) {
     static const struct {
         const char *name;
-        uint8_t wgs, n, stages;
+        uint8_t wgs, n, stages, pair, alone;
     } tile[] = {
-#define TILE(wgs, n, stages, at_least) {"dense_" #wgs "_" #n, wgs, n, stages},
+#define TILE(wgs, n, stages, at_least, pair, alone)                                                \
+    {"dense_" #wgs "_" #n, wgs, n, stages, pair, alone},
         PREFILL_DENSE_TILES(TILE)
 #undef TILE
     };
-    int t = 4;
-    while (t > 0) {
-        bool filled = rows > tile[t].n / 2;
+    enum { WIDE_TIME = 48 };
+    uint32_t all = (uint32_t)processors, best = UINT32_MAX;
+    int t = rows > 32 ? 2 : rows > 16 ? 1 : 0;
+    for (int i = 3; i < 5 && rows > 64; i++) {
         uint32_t blocks =
-            prefill_blocks(outputs, 64 * tile[t].wgs) * prefill_blocks(rows, tile[t].n);
-        if (filled && (t < 3 || blocks >= (uint32_t)processors)) break;
-        t--;
+            prefill_blocks(outputs, 64 * tile[i].wgs) * prefill_blocks(rows, tile[i].n);
+        uint32_t time = prefill_dense_time(blocks, all, tile[i].pair, tile[i].alone);
+        if (time >= best) continue;
+        best = time;
+        t = i;
+    }
+    uint32_t wide = prefill_blocks(outputs, 128) * prefill_blocks(rows, 256);
+    if (prefill_blocks(wide, all) * WIDE_TIME < best && rows > 64) {
+        return (struct prefill_launch){
+            "prefill_gemm", "dense_wide", wide < all ? wide : all, 1, 384, PREFILL_WIDE_SHARED};
     }
     return (struct prefill_launch){
         "prefill_gemm",
