@@ -301,6 +301,13 @@ int cuModuleGetFunction(void **out, void *module, const char *name) {
 int cuFuncSetAttribute(void *, int, int) {
     return 0;
 }
+int cuFuncGetAttribute(int *value, int, void *) {
+    *value = 0;
+    return 0;
+}
+int cuCtxSetLimit(int, size_t) {
+    return 0;
+}
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *, int, size_t) {
     *blocks = 1;
     return 0;
