@@ -215,9 +215,9 @@ static size_t place_chunk(const struct backend_model *m, bool fast, bool in_two,
     return bytes;
 }
 
-/* As many rows as fit in whole where all of them fit in two. */
+/* Short chunks, whose launches cost more than their products, are whole and find room for it. */
 static size_t whole_rows(const struct backend_model *m) {
-    return (size_t)m->rows / 4 * 3;
+    return (size_t)m->rows / 2;
 }
 
 size_t cuda_place_scratch(const struct backend_model *m, bool fast, CUdeviceptr base,
