@@ -85,13 +85,18 @@ static void plans(void **state) {
     assert_true(two.kernels < 10 * 40 && two.host_syncs == 0);
     assert_int_equal(all.state_bytes, 32 * token.state_bytes);
     assert_int_equal(all.kv_bytes, 32 * token.kv_bytes);
+    /* More than the batched kernels take go through the portable ones, all at once. */
+    struct backend_plan most =
+        plan_of((struct plan_query){.layers = 40, .tokens = 1, .sessions = CUDA_MOST_SESSIONS});
+    assert_true(most.kernels > two.kernels && most.kernels < 20 * 40);
+    assert_int_equal(most.kv_bytes, CUDA_MOST_SESSIONS * token.kv_bytes);
 }
 
 static void impossible_questions_are_refused(void **state) {
     (void)state;
     static const struct plan_query wrong[] = {{40, 0, 0, 0},      {40, 0, 4097, 0}, {40, -1, 1, 0},
                                               {40, 262144, 1, 0}, {42, 0, 1, 0},    {0, 0, 1, 0},
-                                              {44, 0, 1, 0},      {40, 0, 1, 65},   {40, 0, 2, 2},
+                                              {44, 0, 1, 0},      {40, 0, 1, 1025}, {40, 0, 2, 2},
                                               {40, 0, 1, -1},     {40, 63, 4096, 0}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         struct backend_plan p;
