@@ -179,12 +179,12 @@ $(BUILD)/cuda-check: $(CUDA_CHECK) $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(STATIC) -lpthread -lm -ldl
 EMULATED := $(BUILD)/tests/cuda/emulated
-$(BUILD)/cuda-emulated: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator $(filter portable_% batch_%,$(CUDA_FILES))) $(call OBJ,tests/cuda/emulator/table.c) $(BUILD)/liblily.a
+$(BUILD)/cuda-emulated: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator $(filter portable_% batch_%,$(CUDA_FILES))) $(EMULATED)/emulator/table.o $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -rdynamic -o $@ $^ $(STATIC) -lpthread -lm -ldl
 $(EMULATED)/%.o: tests/cuda/%.c $(wildcard tests/cuda/*.h)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) -DCUDA_EMULATED -c -o $@ $<
+	$(Q)$(CC) $(CFLAGS) -Itests/cuda -DCUDA_EMULATED -c -o $@ $<
 $(EMULATED)/emulator.o: tests/cuda/emulator/emulator.cpp tests/cuda/emulator/emulator.h
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror -Isrc -Iinclude -c -o $@ $<
@@ -204,6 +204,20 @@ $(EMULATED)/batch.o: tests/cuda/emulator/batch.cpp $(wildcard src/backend/cuda/k
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
 	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $<
+# The whole backend with them, at a shape that they take.
+PROMPTS := $(EMULATED)/prompts
+$(patsubst %,$(PROMPTS)/%.o,$(filter portable_%,$(CUDA_FILES))): $(PROMPTS)/%.o: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c src/backend/cuda/batch.c
+	@mkdir -p $(@D)
+	@echo "  CXX  $< (emulated)"
+	$(Q)tests/cuda/emulator/kernels.sh prefill $* emulator/prefill_shape.h >$(@:.o=.cpp)
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -c -o $@ $(@:.o=.cpp)
+$(PROMPTS)/prompts.o: tests/cuda/emulator/prompts.cpp $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cu* tests/cuda/emulator/*)
+	@mkdir -p $(@D)
+	@echo "  CXX  $< (emulated)"
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -c -o $@ $<
+$(BUILD)/prompt-emulated: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator emulator/prompts) $(patsubst %,$(PROMPTS)/%.o,prompts $(filter portable_%,$(CUDA_FILES))) $(BUILD)/liblily.a
+	@echo "  LINK $@"
+	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -rdynamic -o $@ $^ $(STATIC) -lpthread -lm -ldl
 $(BUILD)/sample-emulated: $(call OBJ,tests/cuda/emulator/sample.c) $(EMULATED)/portable_sample.o $(EMULATED)/emulator.o $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -o $@ $^ $(STATIC) -lpthread -lm -ldl
@@ -213,9 +227,10 @@ $(BUILD)/batch-emulated: $(EMULATED)/batch.o $(EMULATED)/emulator.o
 $(BUILD)/prefill-emulated: $(EMULATED)/prefill.o $(EMULATED)/emulator.o
 	@echo "  LINK $@"
 	$(Q)$(CXX) -o $@ $^
-cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated $(BUILD)/sample-emulated
+cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prompt-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated $(BUILD)/sample-emulated
 	@$(BUILD)/cuda-emulated
 	@$(BUILD)/cuda-emulated --capability 90 stages logits batch
+	@$(BUILD)/prompt-emulated --capability 90 logits cuts
 	@$(BUILD)/prefill-emulated check
 	@$(BUILD)/batch-emulated
 	@$(BUILD)/sample-emulated

@@ -18,6 +18,7 @@ struct bench_model {
     int32_t vocab;
     bool trained;  /* its text means something */
     bool emulated; /* a processor stands in for the card: small sizes */
+    bool pieces;   /* the recurrent state of prompts advances in pieces of the grid (prompt.c) */
 };
 
 /* Notes a result: value must be at most limit (NaN never is). unit and what are for people. */
@@ -28,6 +29,11 @@ void reach(const char *what, double value, const char *unit, double goal);
 void note_error(const char *what, int rc, const lily_err *err);
 int report(const char *json_path,
            const char *device); /* prints the table; the number of failures */
+
+#ifdef CUDA_EMULATED
+/* tests/cuda/emulator: weights of the emulated kernels' shape; NULL: those of the stand-in. */
+const struct weights *emulated_weights(void);
+#endif
 
 /* Token i of every test's text: the method of spec-conforming measurements, any vocabulary. */
 static inline int32_t token_at(int64_t i, int32_t vocab) {

@@ -119,7 +119,6 @@ void check_logits(const struct bench_model *b, const int32_t *lengths, int32_t n
 void check_cuts(const struct bench_model *b, int32_t n) {
     static const int32_t all[] = {64, 17, 33, 1, 7, 192, 100, 129};
     int32_t n_cuts = b->emulated ? 3 : 8;
-    bool pieces = b->vocab > 100000;
     struct side x = side_open(b, b->cuda, "cuts", 2, NULL);
     float *whole = side_rows(b, 1), *cut = side_rows(b, 1);
     printf("a prompt of %d in pieces\n", n);
@@ -130,7 +129,7 @@ void check_cuts(const struct bench_model *b, int32_t n) {
         b->cuda->reset(x.s[1]);
         side_feed(b, &x, 1, 0, n, all[i], NULL, cut);
         void *other = state_of(&x, 1);
-        if (pieces && all[i] % BACKEND_GRID) {
+        if (b->pieces && all[i] % BACKEND_GRID) {
             struct likeness d = compare(whole, cut, 1, b->vocab);
             snprintf(what, sizeof what, "pieces of %d: mean KL", all[i]);
             note(what, d.kl, 1e-3);

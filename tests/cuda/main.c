@@ -125,7 +125,7 @@ static void check(const struct bench_model *b, int argc, char **argv, int first)
         if (large) deep.context = 5056;
         check_logits(&deep, lengths, (int32_t)(bytes / sizeof *lengths));
     }
-    if (ASKED("cuts")) check_cuts(b, small ? 40 : 700);
+    if (ASKED("cuts")) check_cuts(b, small ? 40 : 1100);
     if (ASKED("states")) check_states(b, small ? 10 : 200);
     if (ASKED("batch")) check_batch(b, small ? 5 : 8, small ? 1 : 8);
     if (ASKED("company")) check_compositions(b, small ? 18 : 32);
@@ -202,7 +202,13 @@ int main(int argc, char **argv) {
     b.ckpt = ckpt;
     b.trained = !path; /* the stand-in inside the program */
     b.w = ckpt_weights(ckpt);
+#ifdef CUDA_EMULATED
+    const struct weights *own = emulated_weights();
+    if (own) b.w = own, b.trained = false;
+    b.pieces = own != NULL;
+#endif
     b.vocab = b.w->shape->vocab;
+    if (b.vocab > 100000) b.pieces = true;
     b.cuda = &backend_cuda;
     b.truth = strcmp(against, "cpu") == 0 ? &backend_cpu : &backend_ref;
     b.truth_name = against;
