@@ -62,6 +62,11 @@ KERNEL fill_bf16(bf16 *x, size_t n, float low, float high, uint64_t from) {
         x[i] = to_bf16(low + (high - low) * uniform(from + i));
     }
 }
+KERNEL fill_halves(fp16 *x, size_t n, float low, float high, uint64_t from) {
+    for (size_t i = first_index(); i < n; i += index_step()) {
+        x[i] = (fp16)half_pair(low + (high - low) * uniform(from + i), 0);
+    }
+}
 static float *floats(size_t n, float low, float high) {
     float *x = take<float>(n);
     RUN(fill_floats, 264, 1, 256, 0, x, n, low, high, seed++ << 40);
@@ -70,6 +75,11 @@ static float *floats(size_t n, float low, float high) {
 static bf16 *bf16s(size_t n, float low, float high) {
     bf16 *x = take<bf16>(n);
     RUN(fill_bf16, 264, 1, 256, 0, x, n, low, high, seed++ << 40);
+    return x;
+}
+static fp16 *halves(size_t n, float low, float high) {
+    fp16 *x = take<fp16>(n);
+    RUN(fill_halves, 264, 1, 256, 0, x, n, low, high, seed++ << 40);
     return x;
 }
 /* Scales of both signs, biases that centre the codes, of tiles; those of a group of `down`, which
@@ -196,6 +206,9 @@ KERNEL plain_add(const float *parts, float *out, size_t n) {
 }
 KERNEL plain_widen(const bf16 *x, float *out, size_t n) {
     for (size_t i = first_index(); i < n; i += index_step()) out[i] = bf16_float(x[i]);
+}
+KERNEL plain_float(const fp16 *x, float *out, size_t n, float unit) {
+    for (size_t i = first_index(); i < n; i += index_step()) out[i] = half_floats(x[i]).x * unit;
 }
 KERNEL plain_norm(const float *x, const float *add, const float *weight, float *out) {
     int64_t row = (int64_t)blockIdx.x * H;
@@ -338,26 +351,38 @@ static float *widened(const bf16 *x, size_t n) {
     return out;
 }
 
+static float *floated(const fp16 *x, size_t n, float unit = 1) {
+    float *out = take<float>(n);
+    RUN(plain_float, 264, 1, 256, 0, x, out, n, unit);
+    return out;
+}
+
 /* ---- the kernels by tile --------------------------------------------------------------------- */
 
 struct dense_tile {
     int wgs, n, stages;
-    void (*kernel)(const bf16 *, cuda_mat, float *, int, int);
+    void (*kernel)(const bf16 *, cuda_mat, fp16 *, int, int);
     const char *name;
 };
 static const dense_tile DENSE_TILES[] = {{1, 16, 10, dense_1_16, "64x16"},
                                          {1, 32, 8, dense_1_32, "64x32"},
                                          {1, 64, 8, dense_1_64, "64x64"},
                                          {2, 64, 6, dense_2_64, "128x64"},
-                                         {2, 128, 5, dense_2_128, "128x128"}};
-static void run_dense(const dense_tile &t, const bf16 *x, const cuda_mat &w, float *out, int rows) {
+                                         {2, 128, 5, dense_2_128, "128x128"},
+                                         {2, 256, 0, dense_wide, "wide"}};
+static void run_dense(const dense_tile &t, const bf16 *x, const cuda_mat &w, fp16 *out, int rows) {
+    if (!t.stages) {
+        RUN(t.kernel, std::min(132u, blocks(w.rows, 128) * blocks(rows, t.n)), 1, WIDE_THREADS,
+            PREFILL_WIDE_SHARED, x, w, out, w.rows, rows);
+        return;
+    }
     RUN(t.kernel, blocks(w.rows, 64 * t.wgs), blocks(rows, t.n), t.wgs * 128,
         PREFILL_TILE_SHARED(t.wgs, t.n, t.stages), x, w, out, w.rows, rows);
 }
 struct expert_tile {
     int n, stages;
     void (*up)(const bf16 *, cuda_mat, cuda_groups, bf16 *, cuda_mat, int);
-    void (*down)(const bf16 *, cuda_mat, cuda_groups, float *, cuda_mat, float *, int);
+    void (*down)(const bf16 *, cuda_mat, cuda_groups, fp16 *, cuda_mat, fp16 *, int);
 };
 static const expert_tile EXPERT_TILES[] = {
 #define TILE(n, stages, at_least) {n, stages, prompt_up_##n, prompt_down_##n},
@@ -378,7 +403,7 @@ static void run_up(const expert_tile &t, unsigned n, const bf16 *x, const moe &m
         PREFILL_TILE_SHARED(2, t.n, t.stages), x, m.gate, g, hidden, m.shared_gate, rows);
 }
 static void run_down(const expert_tile &t, unsigned n, const bf16 *hidden, const moe &m,
-                     const cuda_groups &g, float *out, float *own, int rows) {
+                     const cuda_groups &g, fp16 *out, fp16 *own, int rows) {
     RUN(t.down, H / 128, n + blocks(rows, t.n), 256, PREFILL_TILE_SHARED(2, t.n, t.stages), hidden,
         m.down, g, out, m.shared_down, own, rows);
 }
@@ -389,7 +414,7 @@ static void check_gemm() {
     int cols = H, outputs = 512;
     cuda_mat by_rows = matrix(outputs, cols, CUDA_WIDE, 1);
     const int lengths[] = {1, 7, 64, 129, 300};
-    float *first = nullptr;
+    fp16 *first = nullptr;
     for (int rows : lengths) {
         cuda_mat w = rows == 129 ? in_slices(by_rows) : by_rows;
         bf16 *x = bf16s((size_t)rows * cols, -1, 1);
@@ -398,26 +423,28 @@ static void check_gemm() {
         RUN(plain_product, blocks(outputs, 128), rows, 128, 0, x, w, none, 0, none, expected,
             outputs);
         for (const dense_tile &t : DENSE_TILES) {
-            float *out = take<float>((size_t)rows * outputs);
-            poison(out, (size_t)rows * outputs * 4);
+            fp16 *out = take<fp16>((size_t)rows * outputs);
+            poison(out, (size_t)rows * outputs * 2);
             run_dense(t, x, w, out, rows);
             char what[80];
             snprintf(what, sizeof what, "dense %s, %d rows", t.name, rows);
-            compare(what, out, expected, (size_t)rows * outputs, 4e-3);
+            compare(what, floated(out, (size_t)rows * outputs), expected, (size_t)rows * outputs,
+                    4e-3);
             if (rows != 300) continue;
             if (first) {
                 snprintf(what, sizeof what, "dense %s equals 64x16", t.name);
-                same_bits(what, out, first, (size_t)rows * outputs * 4);
+                same_bits(what, out, first, (size_t)rows * outputs * 2);
             } else {
                 first = out;
             }
         }
     }
     bf16 *x = bf16s((size_t)100 * H, -1, 1);
-    float *residual = floats((size_t)100 * H, -1, 1), *add = floats((size_t)100 * H, -1, 1);
+    float *residual = floats((size_t)100 * H, -1, 1);
+    fp16 *add = halves((size_t)100 * H, -1, 1);
     float *weight = floats(H, 0.5f, 1.5f);
     float *expected = take<float>((size_t)100 * H);
-    RUN(plain_norm, 100, 1, 256, 0, residual, add, weight, expected);
+    RUN(plain_norm, 100, 1, 256, 0, residual, floated(add, (size_t)100 * H), weight, expected);
     bf16 *high = bf16s((size_t)100 * H, -1, 1), *low = bf16s((size_t)100 * H, -1, 1);
     float *sums = take<float>((size_t)100 * H / 64);
     int32_t *none = nullptr;
@@ -515,8 +542,9 @@ static moe make_moe(int rows, int used) {
 }
 static cuda_groups run_routing(const moe &m, int rows, int height) {
     float *no_floats = nullptr;
+    fp16 *no_halves = nullptr;
     bf16 *no_bf16 = nullptr;
-    RUN(prompt_norm, 1, 1, 256, 0, m.row, no_floats, m.row, m.ordered, no_bf16, no_bf16, no_floats,
+    RUN(prompt_norm, 1, 1, 256, 0, m.row, no_halves, m.row, m.ordered, no_bf16, no_bf16, no_floats,
         m.counts);
     RUN(prompt_route, blocks(rows, 4), 1, 128, 0, m.scores, m.routing, rows, m.counts, m.places);
     RUN(prompt_group, blocks(rows, GROUP_ROWS), 1, GROUP_THREADS, 0, m.counts, rows, height,
@@ -526,17 +554,19 @@ static cuda_groups run_routing(const moe &m, int rows, int height) {
 }
 
 /* The sum behind experts whose outputs are given, and the norm behind that. */
-static void check_combine(const moe &m, int rows, const float *out) {
+static void check_combine(const moe &m, int rows, const fp16 *out) {
     size_t n = (size_t)rows * H;
-    float *shared = floats(n, -1, 1), *x = floats(n, -1, 1), *weight = floats(H, 0.5f, 1.5f);
+    fp16 *shared = halves(n, -0.1f, 0.1f);
+    float *x = floats(n, -1, 1), *weight = floats(H, 0.5f, 1.5f);
     float *before = take<float>(n), *zero = floats(n, 0, 0), *normed = take<float>(n);
     bf16 *ordered = take<bf16>(n), *high = take<bf16>(n), *low = take<bf16>(n);
     float *sums = take<float>(n / 64);
     copy(before, x, n * 4);
     RUN(prompt_combine, rows, 1, 256, 0, out, m.places, m.routing, m.scores, shared, x, weight,
         ordered, high, low, sums);
-    std::vector<float> got = fetch(x, n), o = fetch(out, n * TOP_K), b = fetch(before, n);
-    std::vector<float> own = fetch(shared, n), r = fetch(m.routing, (size_t)rows * 2 * TOP_K);
+    std::vector<float> o = fetch(floated(out, n * TOP_K, EXPERT_UNIT), n * TOP_K);
+    std::vector<float> b = fetch(before, n), own = fetch(floated(shared, n, EXPERT_UNIT), n);
+    std::vector<float> r = fetch(m.routing, (size_t)rows * 2 * TOP_K);
     std::vector<float> s = fetch(m.scores, (size_t)rows * (EXPERTS + 1) * 2), expected(n);
     std::vector<int32_t> places = fetch(m.places, (size_t)rows * TOP_K);
     for (int row = 0; row < rows; row++) {
@@ -572,7 +602,8 @@ static void check_experts() {
         size_t own_n = (size_t)rows * SHARED; /* of the shared expert, behind the others */
         bf16 *hidden = take<bf16>(hidden_n + own_n), *hidden_bf = take<bf16>(hidden_n + own_n);
         float *own_hidden = take<float>(own_n), *own_up = take<float>(own_n);
-        float *own = take<float>((size_t)rows * H), *expected_own = take<float>((size_t)rows * H);
+        fp16 *own = take<fp16>((size_t)rows * H);
+        float *expected_own = take<float>((size_t)rows * H);
         const int32_t *no_list = nullptr;
         RUN(plain_product, blocks(SHARED, 128), rows, 128, 0, x, m.shared_gate, no_list, 0, no_list,
             own_hidden, (int)SHARED);
@@ -583,7 +614,8 @@ static void check_experts() {
         RUN(plain_product, blocks(H, 128), rows, 128, 0, hidden_bf + hidden_n, m.shared_down,
             no_list, 0, no_list, expected_own, (int)H);
         float *gate = take<float>(hidden_n), *up = take<float>(hidden_n);
-        float *expected = take<float>(hidden_n), *out = take<float>(out_n);
+        fp16 *out = take<fp16>(out_n);
+        float *expected = take<float>(hidden_n);
         float *expected_out = take<float>(out_n);
         for (const expert_tile &t : EXPERT_TILES) {
             cuda_groups g = run_routing(m, rows, t.n);
@@ -613,12 +645,13 @@ static void check_experts() {
             RUN(plain_reorder, pairs, 1, 128, 0, expected, hidden_bf, (int)INNER);
             RUN(plain_product, blocks(H, 128), pairs, 128, 0, hidden_bf, m.down, of_pair, (int)H,
                 none, expected_out, (int)H);
-            poison(out, out_n * 4);
-            poison(own, (size_t)rows * H * 4);
+            poison(out, out_n * 2);
+            poison(own, (size_t)rows * H * 2);
             run_down(t, n, hidden_bf, m, g, out, own, rows);
             snprintf(what, sizeof what, "experts down, tile %d, %d rows of %d", t.n, rows, c[1]);
-            compare(what, out, expected_out, out_n, 4e-3);
-            compare("  shared expert", own, expected_own, (size_t)rows * H, 4e-3);
+            compare(what, floated(out, out_n, EXPERT_UNIT), expected_out, out_n, 4e-3);
+            compare("  shared expert", floated(own, (size_t)rows * H, EXPERT_UNIT), expected_own,
+                    (size_t)rows * H, 4e-3);
         }
         check_combine(m, rows, out);
         release();
@@ -628,7 +661,8 @@ static void check_experts() {
 /* What one DeltaNet layer of a chunk reads and leaves. */
 struct delta_layer {
     int rows, pieces, width;
-    float *proj, *taps, *parts, *ba, *rate, *dt_bias, *norm, *delta, *decays, *u;
+    fp16 *proj, *delta;
+    float *taps, *parts, *ba, *rate, *dt_bias, *norm, *decays, *u;
     bf16 *channels, *w, *p, *mix;
     cuda_slot slot, *slot_device;
 };
@@ -638,7 +672,7 @@ static delta_layer make_delta(int rows, int pos) {
     d.rows = rows;
     d.pieces = (pos % 64 + rows + 63) / 64;
     d.width = CONV_DIM + V_DIM;
-    d.proj = floats((size_t)rows * d.width, -2, 2);
+    d.proj = halves((size_t)rows * d.width, -2, 2);
     d.taps = floats((size_t)CONV_DIM * 4, -0.6f, 0.6f);
     size_t gates = (size_t)rows * 2 * V_HEADS;
     d.parts = floats(2 * gates, -1.5f, 1.5f);
@@ -647,7 +681,7 @@ static delta_layer make_delta(int rows, int pos) {
     d.rate = floats(V_HEADS, 0.02f, 1.5f);
     d.dt_bias = floats(V_HEADS, -3, 0);
     d.norm = floats(DIM, 0.5f, 1.5f);
-    d.delta = take<float>((size_t)rows * V_DIM);
+    d.delta = take<fp16>((size_t)rows * V_DIM);
     d.channels = take<bf16>((size_t)rows * CONV_DIM);
     size_t n = (size_t)V_HEADS * (size_t)d.pieces;
     d.decays = take<float>(n * 64);
@@ -690,7 +724,8 @@ static void check_delta() {
         size_t n = (size_t)rows * CONV_DIM, state = (size_t)V_HEADS * DIM * DIM;
         float *expected = take<float>(n), *out = take<float>((size_t)rows * V_DIM);
         poison(d.channels, n * 2);
-        RUN(plain_convolve, 2 * K_HEADS + V_HEADS, rows, DIM, 0, d.proj, d.width, d.taps,
+        float *proj = floated(d.proj, (size_t)rows * d.width);
+        RUN(plain_convolve, 2 * K_HEADS + V_HEADS, rows, DIM, 0, proj, d.width, d.taps,
             d.slot.conv_in, expected);
         run_convolve(d);
         snprintf(what, sizeof what, "convolution, %d rows at %d", rows, c[1]);
@@ -704,16 +739,17 @@ static void check_delta() {
         copy(exact_state, d.slot.state_in, state * 4);
         RUN(plain_delta, V_HEADS, 1, DIM, 0, expected, d.ba, d.rate, d.dt_bias, exact_state, rows,
             exact);
-        poison(d.delta, (size_t)rows * V_DIM * 4);
+        poison(d.delta, (size_t)rows * V_DIM * 2);
         run_pieces(d);
         run_states(d);
         snprintf(what, sizeof what, "delta rule, %d rows at %d", rows, c[1]);
-        compare(what, d.delta, out, (size_t)rows * V_DIM, 6e-3);
+        float *delta = floated(d.delta, (size_t)rows * V_DIM);
+        compare(what, delta, out, (size_t)rows * V_DIM, 6e-3);
         compare("  its state", d.slot.state_out, work, state, 6e-3);
-        compare("  against unrounded channels", d.delta, exact, (size_t)rows * V_DIM, 8e-3);
+        compare("  against unrounded channels", delta, exact, (size_t)rows * V_DIM, 8e-3);
 
         float *normed = take<float>((size_t)rows * V_DIM);
-        RUN(plain_gated_norm, V_HEADS, rows, DIM, 0, d.delta, d.proj, d.width, d.norm, normed);
+        RUN(plain_gated_norm, V_HEADS, rows, DIM, 0, delta, proj, d.width, d.norm, normed);
         run_gated_norm(d);
         compare("  gated norm", restored(d.mix, rows, V_DIM), normed, (size_t)rows * V_DIM, 4e-3);
         release();
@@ -722,7 +758,8 @@ static void check_delta() {
 
 struct attention_layer {
     int rows, width, segments;
-    float *proj, *q_norm, *k_norm, *inv_freq, *parts;
+    fp16 *proj;
+    float *q_norm, *k_norm, *inv_freq, *parts;
     float2 *sums;
     bf16 *queries, *mix;
     cuda_slot slot, *slot_device;
@@ -731,7 +768,7 @@ static attention_layer make_attention(int rows, int pos) {
     attention_layer a = {};
     a.rows = rows;
     a.width = 2 * Q_DIM + 2 * KV_DIM;
-    a.proj = floats((size_t)rows * a.width, -2, 2);
+    a.proj = halves((size_t)rows * a.width, -2, 2);
     a.q_norm = floats(HEAD, 0.5f, 2.5f);
     a.k_norm = floats(HEAD, 0.5f, 2.5f);
     std::vector<float> f(32);
@@ -781,7 +818,8 @@ static void check_attention() {
         attention_layer a = make_attention(rows, c[1]);
         char what[80];
         float *expected = take<float>((size_t)rows * heads * HEAD);
-        RUN(plain_rows, heads, rows, HEAD, 0, a.proj, a.width, a.q_norm, a.k_norm, a.inv_freq, c[1],
+        float *proj = floated(a.proj, (size_t)rows * a.width);
+        RUN(plain_rows, heads, rows, HEAD, 0, proj, a.width, a.q_norm, a.k_norm, a.inv_freq, c[1],
             expected);
         run_rows(a);
         float *queries = widened(a.queries, (size_t)rows * Q_DIM);
@@ -808,7 +846,7 @@ static void check_attention() {
         }
         float *scores = take<float>((size_t)rows * Q_HEADS * most);
         float *mix = take<float>((size_t)rows * Q_DIM);
-        RUN(plain_attention, Q_HEADS, rows, HEAD, 0, a.queries, a.proj, a.width, a.slot_device, 0,
+        RUN(plain_attention, Q_HEADS, rows, HEAD, 0, a.queries, proj, a.width, a.slot_device, 0,
             scores, most, mix);
         poison(a.mix, (size_t)rows * Q_DIM * 2);
         poison(a.parts, (size_t)rows * Q_DIM * 4 * (size_t)a.segments);

@@ -19,31 +19,33 @@ static void time_product(const char *what, int outputs, int cols, int rows, cons
     cuda_mat w[ROTATED];
     for (cuda_mat &m : w) m = matrix(outputs, cols, CUDA_WIDE, 1);
     bf16 *x = bf16s((size_t)rows * (size_t)cols, -1, 1);
-    float *out = take<float>((size_t)rows * (size_t)outputs);
+    fp16 *out = take<fp16>((size_t)rows * (size_t)outputs);
     double us = microseconds(8, [&](int i) { run_dense(t, x, w[i % ROTATED], out, rows); });
     double n = rows;
     report(what, t.name, rows, us, 2.0 * n * outputs * cols,
-           mat_bytes(w[0]) + n * cols * 2 + n * outputs * 4);
+           mat_bytes(w[0]) + n * cols * 2 + n * outputs * 2);
     release();
 }
 
 static void time_gemm() {
     for (int rows : LENGTHS) {
         if (only && rows != only) continue;
-        for (int t = 2; t < 5; t++) {
+        for (int t = 2; t < 6; t++) {
+            if (t == 2 && rows > 1024) continue;
             time_product("qkvz", CONV_DIM + V_DIM, H, rows, DENSE_TILES[t]);
             time_product("attention qkv", 2 * Q_DIM + 2 * KV_DIM, H, rows, DENSE_TILES[t]);
             time_product("out", H, V_DIM, rows, DENSE_TILES[t]);
         }
         size_t n = (size_t)rows * H;
-        float *x = floats(n, -1, 1), *add = floats(n, -1, 1), *weight = floats(H, 0.5f, 1.5f);
+        float *x = floats(n, -1, 1), *weight = floats(H, 0.5f, 1.5f);
+        fp16 *add = halves(n, -1, 1);
         bf16 *ordered = take<bf16>(n), *high = take<bf16>(n), *low = take<bf16>(n);
         float *sums = take<float>(n / 64);
         int32_t *none = nullptr;
         double us = microseconds(10, [&](int) {
             RUN(prompt_norm, rows, 1, 256, 0, x, add, weight, ordered, high, low, sums, none);
         });
-        report("norm with sum", "", rows, us, 0, (double)n * 18);
+        report("norm with sum", "", rows, us, 0, (double)n * 16);
         release();
     }
 }
@@ -75,8 +77,8 @@ static void time_moe(int rows, int first_tile, int end_tile) {
     int pairs = rows * TOP_K, used = std::min(pairs, (int)EXPERTS);
     bf16 *x = bf16s((size_t)rows * H, -1, 1),
          *hidden = take<bf16>((size_t)pairs * INNER + (size_t)rows * SHARED);
-    float *out = take<float>((size_t)pairs * H);
-    float *residual = floats((size_t)rows * H, -1, 1), *own = take<float>((size_t)rows * H);
+    fp16 *out = take<fp16>((size_t)pairs * H), *own = take<fp16>((size_t)rows * H);
+    float *residual = floats((size_t)rows * H, -1, 1);
     double n = rows, each = pairs;
     double us = microseconds(10, [&](int) {
         RUN(prompt_route, blocks(rows, 4), 1, 128, 0, m.scores, m.routing, rows, m.counts,
@@ -97,7 +99,7 @@ static void time_moe(int rows, int first_tile, int end_tile) {
                touched * 2 * mat_bytes(m.gate) + n * H * 2 + each * INNER * 2);
         us = microseconds(4, [&](int) { run_down(tile, all, hidden, m, g, out, own, rows); });
         report("experts down", name, rows, us, 2.0 * (each * INNER + n * SHARED) * H,
-               touched * mat_bytes(m.down) + each * INNER * 2 + each * H * 4);
+               touched * mat_bytes(m.down) + each * INNER * 2 + each * H * 2);
     }
     float *weight = floats(H, 0.5f, 1.5f), *sums = take<float>((size_t)rows * H / 64);
     bf16 *high = take<bf16>((size_t)rows * H), *low = take<bf16>((size_t)rows * H);
@@ -105,7 +107,7 @@ static void time_moe(int rows, int first_tile, int end_tile) {
         RUN(prompt_combine, rows, 1, 256, 0, out, m.places, m.routing, m.scores, own, residual,
             weight, x, high, low, sums);
     });
-    report("combine and norm", "", rows, us, 0, each * H * 4 + n * H * 18);
+    report("combine and norm", "", rows, us, 0, each * H * 2 + n * H * 16);
     release();
 }
 static void time_experts() {
@@ -127,15 +129,15 @@ static void time_delta() {
         delta_layer d = make_delta(rows, 0);
         double n = rows, pieces = (double)d.pieces * V_HEADS, tile = 64 * DIM;
         double us = microseconds(8, [&](int) { run_convolve(d); });
-        report("convolution", "", rows, us, 0, n * CONV_DIM * 6);
+        report("convolution", "", rows, us, 0, n * CONV_DIM * 4);
         us = microseconds(8, [&](int) { run_pieces(d); });
         report("delta, pieces", "", rows, us, pieces * 64 * 64 * DIM * 2 * 6,
                n * CONV_DIM * 2 + pieces * (tile * 6 + 64 * 64 * 2));
         us = microseconds(8, [&](int) { run_states(d); });
         report("delta, states", "", rows, us, pieces * 2 * (3 * tile * DIM + tile * 64),
-               pieces * (tile * 6 + 64 * 64 * 2) + n * (2 * K_DIM * 2 + V_DIM * 4));
+               pieces * (tile * 6 + 64 * 64 * 2) + n * (2 * K_DIM * 2 + V_DIM * 2));
         us = microseconds(8, [&](int) { run_gated_norm(d); });
-        report("gated norm", "", rows, us, 0, n * V_DIM * 10);
+        report("gated norm", "", rows, us, 0, n * V_DIM * 6);
         release();
     }
 }
@@ -146,11 +148,11 @@ static void time_flash(int rows, int pos) {
     char depth[24];
     snprintf(depth, sizeof depth, "@%d", pos);
     double us = microseconds(4, [&](int) { run_rows(a); });
-    if (!pos) report("attention rows", "", rows, us, 0, n * (a.width * 4 + Q_DIM * 2));
+    if (!pos) report("attention rows", "", rows, us, 0, n * (a.width * 2 + Q_DIM * 2));
     bool split = prefill_split(pos, rows, KV_HEADS, 4096, 132) > 0;
     us = microseconds(pos > 8192 ? 2 : 4, [&](int) { run_flash(a, rows, split); });
     report("attention", depth, rows, us, 4.0 * seen * Q_DIM,
-           (pos + n) * KV_DIM * 4 + n * Q_DIM * 8);
+           (pos + n) * KV_DIM * 4 + n * Q_DIM * 6);
     release();
 }
 static void time_attention() {

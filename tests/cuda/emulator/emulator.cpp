@@ -42,8 +42,8 @@ Context *context;
 
 namespace {
 
-enum State { READY, EXCHANGE, BARRIER, DONE };
-enum { STACK = 256 << 10, MOST_THREADS = 1024, SHARED_BYTES = 228 << 10 };
+enum State { READY, EXCHANGE, BARRIER, ASIDE, DONE };
+enum { STACK = 256 << 10, MOST_THREADS = 1024, SHARED_BYTES = 228 << 10, MOST_TURNS = 1 << 20 };
 
 struct Copy {
     void *to;
@@ -133,9 +133,12 @@ void run_warp(unsigned first) {
         for (unsigned i = first; i < end; i++) {
             if (fibers[i].state == READY) resume(i);
         }
-        unsigned waiting = 0;
-        for (unsigned i = first; i < end; i++) waiting += fibers[i].state == EXCHANGE;
-        if (!waiting) return;
+        unsigned waiting = 0, aside = 0;
+        for (unsigned i = first; i < end; i++) {
+            waiting += fibers[i].state == EXCHANGE;
+            aside += fibers[i].state == ASIDE;
+        }
+        if (!waiting || aside) return;
         if (waiting != end - first || waiting != 32) {
             die("an exchange that some lanes do not reach");
         }
@@ -153,7 +156,7 @@ void run_block(const dim3 &block, const dim3 &size, const dim3 &grid) {
         prepare(i);
         fibers[i].context = {{i, 0, 0}, block, size, grid};
     }
-    unsigned warps = (n_threads + 31) / 32;
+    unsigned warps = (n_threads + 31) / 32, idle = 0;
     for (;;) {
         unsigned order[32];
         for (unsigned i = 0; i < warps; i++) order[i] = i;
@@ -162,6 +165,16 @@ void run_block(const dim3 &block, const dim3 &size, const dim3 &grid) {
             std::swap(order[i - 1], order[(seed >> 33) % i]);
         }
         for (unsigned i = 0; i < warps; i++) run_warp(order[i] * 32);
+        bool aside = false;
+        for (unsigned i = 0; i < n_threads; i++) {
+            if (fibers[i].state != ASIDE) continue;
+            fibers[i].state = READY;
+            aside = true;
+        }
+        if (aside) {
+            if (++idle > MOST_TURNS) die("a signal that is never given");
+            continue;
+        }
         unsigned waiting = 0;
         or_result = 0;
         for (unsigned i = 0; i < n_threads; i++) {
@@ -206,6 +219,9 @@ void copy_wait(int most) {
 }
 void barrier() {
     leave(BARRIER);
+}
+void give_way() {
+    leave(ASIDE);
 }
 int *barrier_or(int value) {
     current->given = value;

@@ -40,6 +40,7 @@ void copy_later(void *to, const void *from, bool valid);
 void copy_commit();
 void copy_wait(int most);
 void barrier();
+void give_way(); /* what is waited for is for other warps to do */
 enum { EXCHANGE_BYTES = 32 };
 /* Gives size bytes and returns those of all 32 lanes, EXCHANGE_BYTES apart, when each has given. */
 const char *exchange_bytes(const void *mine, size_t size);

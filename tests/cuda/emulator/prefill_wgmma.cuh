@@ -21,6 +21,56 @@ inline float reciprocal(float x) {
 }
 inline void publish_shared() {}
 
+/* To fp16, nearest even, at most 65,504 in size. */
+inline uint32_t half_round(float x) {
+    uint32_t sign = __float_as_uint(x) >> 16 & 0x8000u;
+    double size = fabs((double)x);
+    if (isnan(x)) return 0x7fffu;
+    if (size >= 65504) return sign | 0x7bffu;
+    if (size < 0x1p-14) return sign | (uint32_t)nearbyint(size * 0x1p24);
+    int exponent = ilogb(size);
+    return sign | ((uint32_t)(exponent + 14) * 1024 + (uint32_t)nearbyint(ldexp(size, 10 - exponent)));
+}
+inline uint32_t half_pair(float a, float b) {
+    return half_round(a) | half_round(b) << 16;
+}
+inline float half_float(uint32_t h) {
+    int exponent = (int)(h >> 10 & 31), fraction = (int)(h & 1023);
+    double size = exponent == 31 ? (double)NAN
+                  : exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+    return (float)(h & 0x8000u ? -size : size);
+}
+inline float2 half_floats(uint32_t pair) {
+    return {half_float(pair & 0xffff), half_float(pair >> 16)};
+}
+
+/* Signals: how many arrivals a turn takes, how many are left of this one, its parity. */
+struct signal_state {
+    uint16_t all, left;
+    uint32_t turn;
+};
+inline void signal_init(shared_at at, int count) {
+    *(signal_state *)at = {(uint16_t)count, (uint16_t)count, 0};
+}
+inline void signal_arrive(shared_at at) {
+    signal_state *s = (signal_state *)at;
+    if (--s->left == 0) s->left = s->all, s->turn ^= 1;
+}
+inline void signal_when_copied(shared_at at) {
+    emulator::copy_commit();
+    emulator::copy_wait(0);
+    signal_arrive(at);
+}
+inline void signal_wait(shared_at at, uint32_t turn) {
+    while (((signal_state *)at)->turn == turn) emulator::give_way();
+}
+inline void copy_wait_all() {
+    emulator::copy_commit();
+    emulator::copy_wait(0);
+}
+template <int n> inline void fewer_registers() {}
+template <int n> inline void more_registers() {}
+
 /* Where an operand's elements lie: n counts rows of output, k the summed index. */
 struct operand {
     uintptr_t at;

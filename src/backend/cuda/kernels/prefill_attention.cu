@@ -9,38 +9,46 @@
 #include "prefill_common.cuh"
 
 /* proj[r]: per query head its query and its gate, then keys, then values. Writes queries bf16
- * [r][Q_DIM] and this layer's rows of keys and values. One warp a head; lane l holds dimensions l,
- * l + 32, ...: both halves of a rotary pair. Grid: rows, block: any number of warps. */
-KERNEL prompt_attention_rows(const float *proj, int width, const float *q_norm, const float *k_norm,
+ * [r][Q_DIM] and this layer's rows of keys and values. One warp a head; lane l holds dimensions 2 l
+ * and the next, and so of each further 64: those that are turned are its first two, their partners
+ * 32 further those of the lane 16 further. Grid: rows, block: any number of warps. */
+KERNEL prompt_attention_rows(const fp16 *proj, int width, const float *q_norm, const float *k_norm,
                              const float *inv_freq, const cuda_slot *slot, int layer,
                              bf16 *queries) {
-    enum { EACH = HEAD / 32, HALF = SHAPE_ROTARY_DIM / 2 };
-    static_assert(HALF == 32, "a lane holds both halves of a rotary pair");
+    enum { EACH = HEAD / 64, HALF = SHAPE_ROTARY_DIM / 2 };
+    static_assert(HALF == 32, "partners are 16 lanes apart");
     begin_after_previous();
     int r = blockIdx.x, lane = threadIdx.x % 32, pos = slot->pos + r;
-    const float *row = proj + (int64_t)r * width;
-    float sine, cosine;
-    sincosf((float)pos * inv_freq[lane], &sine, &cosine);
+    const fp16 *row = proj + (int64_t)r * width;
+    float2 sine, cosine;
+    sincosf((float)pos * inv_freq[lane % 16 * 2], &sine.x, &cosine.x);
+    sincosf((float)pos * inv_freq[lane % 16 * 2 + 1], &sine.y, &cosine.y);
+    if (lane < 16) sine.x = -sine.x, sine.y = -sine.y;
     for (int h = threadIdx.x / 32; h < Q_HEADS + 2 * KV_HEADS; h += blockDim.x / 32) {
         bool query = h < Q_HEADS, value = h >= Q_HEADS + KV_HEADS;
         int kv = (h - Q_HEADS) % KV_HEADS;
-        const float *from =
+        const fp16 *from =
             query ? row + 2 * h * HEAD : row + 2 * Q_DIM + (value ? KV_DIM : 0) + kv * HEAD;
-        float v[EACH], sum = 0;
+        float2 v[EACH];
+        float sum = 0;
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
-            v[j] = from[lane + 32 * j];
-            sum = fmaf(v[j], v[j], sum);
+            v[j] = half_floats(*(const uint32_t *)(from + 2 * lane + 64 * j));
+            sum = fmaf(v[j].x, v[j].x, fmaf(v[j].y, v[j].y, sum));
         }
         sum = warp_sum(sum);
         if (!value) {
-            const float *weight = query ? q_norm : k_norm;
+            const float *weight = (query ? q_norm : k_norm) + 2 * lane;
             float scale = 1.0f / sqrtf(sum / HEAD + SHAPE_NORM_EPS);
 #pragma unroll
-            for (int j = 0; j < EACH; j++) v[j] *= scale * weight[lane + 32 * j];
-            float a = v[0], b = v[1];
-            v[0] = a * cosine - b * sine;
-            v[1] = b * cosine + a * sine;
+            for (int j = 0; j < EACH; j++) {
+                float2 w = *(const float2 *)(weight + 64 * j);
+                v[j].x *= scale * w.x, v[j].y *= scale * w.y;
+            }
+            float x = __shfl_xor_sync(ALL_LANES, v[0].x, 16);
+            float y = __shfl_xor_sync(ALL_LANES, v[0].y, 16);
+            v[0].x = v[0].x * cosine.x + x * sine.x;
+            v[0].y = v[0].y * cosine.y + y * sine.y;
         }
         bf16 *to = queries + (int64_t)r * Q_DIM + h * HEAD;
         if (!query) {
@@ -48,7 +56,9 @@ KERNEL prompt_attention_rows(const float *proj, int width, const float *q_norm, 
                  (((int64_t)layer * KV_HEADS + kv) * slot->capacity + pos) * HEAD;
         }
 #pragma unroll
-        for (int j = 0; j < EACH; j++) to[lane + 32 * j] = to_bf16(v[j]);
+        for (int j = 0; j < EACH; j++) {
+            *(uint32_t *)(to + 2 * lane + 64 * j) = bf16_pair(v[j].x, v[j].y);
+        }
     }
 }
 
@@ -231,7 +241,7 @@ __device__ __forceinline__ void copy_queries(shared_at q, const bf16 *queries, i
  * holds the gates. Grid: blocks of TOKENS rows in x, key heads in y; with split, key heads times
  * segments in y, and segment s leaves its sums in rows s * rows and on of parts. */
 KERNEL __launch_bounds__(FLASH_THREADS, 1)
-    prompt_flash(const bf16 *queries, const float *proj, int width, const cuda_slot *slot, int rows,
+    prompt_flash(const bf16 *queries, const fp16 *proj, int width, const cuda_slot *slot, int rows,
                  int layer, bf16 *mix, float *parts_out, float2 *parts_sums, int split) {
     SHARED_PIECES(memory);
     begin_after_previous();
@@ -336,14 +346,14 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
         float sum = row.total[half];
         int line = own + half * 8, t = line / KV_GROUP, h = kv * KV_GROUP + line % KV_GROUP;
         if (t >= n) continue;
-        const float *gate = proj + (int64_t)(r0 + t) * width + (2 * h + 1) * HEAD + lane % 4 * 2;
+        const fp16 *gate = proj + (int64_t)(r0 + t) * width + (2 * h + 1) * HEAD + lane % 4 * 2;
         float scale = 1.0f / sum;
         /* place_of_input(8 j + 2 (lane % 4) + i) of a block: its 16 bytes, its place in them. */
         char *to = memory + line * HEAD * 2 + lane % 4 / 2 * 2;
         int part = (lane % 2 * 2) ^ (line & 7);
 #pragma unroll
         for (int j = 0; j < HEAD / 8; j++) {
-            float2 g = *(const float2 *)(gate + j * 8);
+            float2 g = half_floats(*(const uint32_t *)(gate + j * 8));
             float x = out[4 * j + 2 * half] * scale * quick_sigmoid(g.x);
             float y = out[4 * j + 2 * half + 1] * scale * quick_sigmoid(g.y);
             char *at = to + j / 16 * 256 + j % 16 / 4 * 4;
@@ -363,7 +373,7 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
 
 /* The segments of prompt_flash with split, joined. Grid: rows. */
 KERNEL __launch_bounds__(256)
-    prompt_join(const float *parts_out, const float2 *parts_sums, const float *proj, int width,
+    prompt_join(const float *parts_out, const float2 *parts_sums, const fp16 *proj, int width,
                 const cuda_slot *slot, int rows, bf16 *mix) {
     enum { EACH = 16 }; /* dimensions a thread and turn */
     __shared__ __align__(16) float values[256 / (HEAD / EACH)][HEAD / ORDERED][ORDERED + 4];
@@ -392,12 +402,13 @@ KERNEL __launch_bounds__(256)
                     }
                 }
             }
-            const float *gate = proj + (int64_t)r * width + (2 * h + 1) * HEAD + d;
-            float scale = 1.0f / total;
+            const fp16 *gates = proj + (int64_t)r * width + (2 * h + 1) * HEAD + d;
+            float scale = 1.0f / total, *to = &values[of_head][d / ORDERED][d % ORDERED];
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                values[of_head][d / ORDERED][d % ORDERED + i] =
-                    out[i] * scale * quick_sigmoid(gate[i]);
+            for (int i = 0; i < EACH; i += 2) {
+                float2 gate = half_floats(*(const uint32_t *)(gates + i));
+                to[i] = out[i] * scale * quick_sigmoid(gate.x);
+                to[i + 1] = out[i + 1] * scale * quick_sigmoid(gate.y);
             }
         }
         __syncthreads();

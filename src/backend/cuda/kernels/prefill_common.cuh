@@ -14,6 +14,20 @@
 
 enum { ORDERED = 128 }; /* inputs of a block */
 
+/* What one kernel leaves for the next, where it is not an input of a product, is fp16 (the bits):
+ * half the bytes of float32, and 2^-12 relative where the inputs of products have 2^-9. Larger
+ * values than it holds become the largest; experts' outputs, which may be large, are stored as
+ * sixteenths. */
+typedef uint16_t fp16;
+constexpr float EXPERT_UNIT = 16.0f;
+
+/* Four consecutive values. */
+__device__ __forceinline__ float4 four_halves(const fp16 *at) {
+    uint2 pairs = *(const uint2 *)at;
+    float2 a = half_floats(pairs.x), b = half_floats(pairs.y);
+    return make_float4(a.x, a.y, b.x, b.y);
+}
+
 __device__ __forceinline__ int input_of_place(int p) {
     return 32 * (p % 8 / 2) + 8 * (p / 32) + 4 * (p % 2) + 2 * (p / 16 % 2) + p / 8 % 2;
 }

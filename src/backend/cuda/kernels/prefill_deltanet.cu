@@ -35,7 +35,7 @@ __device__ __forceinline__ piece_rows rows_of_piece(int pos, int i, int rows) {
  * sqrt(DIM) too. The inputs lie in proj[r][0 .. CONV_DIM). The last three go to the slot. Grid:
  * heads in x, blocks of CONV_WARPS * each rows in y. */
 KERNEL __launch_bounds__(CONV_WARPS * 32)
-    prompt_convolve(const float *proj, int width, const float4 *taps, const cuda_slot *slot,
+    prompt_convolve(const fp16 *proj, int width, const float4 *taps, const cuda_slot *slot,
                     int rows, int layer, bf16 *channels, int each) {
     begin_after_previous();
     int head = blockIdx.x, lane = threadIdx.x % 32, c = head * DIM + lane * 4;
@@ -45,7 +45,7 @@ KERNEL __launch_bounds__(CONV_WARPS * 32)
     const float *history = slot->conv_in + (int64_t)layer * 3 * CONV_DIM;
     auto input = [&](int i) { /* row i; negative: before this chunk */
                               return i < 0 ? *(const float4 *)(history + (3 + i) * CONV_DIM + c)
-                                           : *(const float4 *)(proj + (int64_t)i * width + c);
+                                           : four_halves(proj + (int64_t)i * width + c);
     };
     float4 w0 = taps[c], w1 = taps[c + 1], w2 = taps[c + 2], w3 = taps[c + 3]; /* of a channel */
     float4 a = input(begin - 3), b = input(begin - 2), d = input(begin - 1);
@@ -392,11 +392,19 @@ __device__ __forceinline__ void add_keys(float (&s)[4][4], shared_at set, shared
     }
 }
 
+/* Of two lanes that have two columns each of the same two pieces of 8 columns, the even one gets
+ * four columns of the first piece and the odd one of the second. */
+__device__ __forceinline__ uint2 four_columns(uint32_t first, uint32_t second) {
+    bool odd = threadIdx.x % 2;
+    uint32_t other = __shfl_xor_sync(ALL_LANES, odd ? first : second, 1);
+    return odd ? make_uint2(other, second) : make_uint2(first, other);
+}
+
 /* delta[r][V_DIM] and the slot's next state. Grid: value heads * (DIM / COLUMNS). */
 KERNEL __launch_bounds__(STATE_THREADS, 1)
     delta_states(const bf16 *channels, const float *decays, const bf16 *w, const bf16 *p,
                  const float *u, const cuda_slot *slot, int rows, int pieces, int layer,
-                 float *delta) {
+                 fp16 *delta) {
     DYNAMIC_SHARED(char, shared);
     __shared__ float decay[2][PIECE];
     begin_after_previous();
@@ -513,12 +521,11 @@ KERNEL __launch_bounds__(STATE_THREADS, 1)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int r = m + lane / 4 + half * 8, row = in.first + r - in.skipped;
+            uint2 four = four_columns(half_pair(out[0][2 * half], out[0][2 * half + 1]),
+                                      half_pair(out[1][2 * half], out[1][2 * half + 1]));
             if (r < in.skipped || row >= in.end) continue;
-            float *to = delta + (int64_t)row * V_DIM + head * DIM + c0 + n0 + lane % 4 * 2;
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                *(float2 *)(to + j * 8) = make_float2(out[j][2 * half], out[j][2 * half + 1]);
-            }
+            *(uint2 *)(delta + (int64_t)row * V_DIM + head * DIM + c0 + n0 + lane % 2 * 8 +
+                       lane % 4 / 2 * 4) = four;
         }
     }
 #pragma unroll
@@ -532,7 +539,7 @@ KERNEL __launch_bounds__(STATE_THREADS, 1)
 
 /* mix[r][head] = delta / sqrt(mean(delta^2) + eps) * weight * silu(z), bf16 reordered; z lies in
  * proj[r] from CONV_DIM on. One warp a head of a row. Grid: rows, block: up to 8 warps. */
-KERNEL __launch_bounds__(256) prompt_gated_norm(const float *delta, const float *proj, int width,
+KERNEL __launch_bounds__(256) prompt_gated_norm(const fp16 *delta, const fp16 *proj, int width,
                                                 const float *weight, bf16 *mix) {
     __shared__ __align__(16) float values[8][DIM];
     static_assert((int)DIM == (int)ORDERED, "a head is a block");
@@ -541,8 +548,8 @@ KERNEL __launch_bounds__(256) prompt_gated_norm(const float *delta, const float 
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float4 w = *(const float4 *)(weight + lane * 4);
     for (int h = warp; h < V_HEADS; h += blockDim.x / 32) {
-        float4 x = *(const float4 *)(delta + r * V_DIM + h * DIM + lane * 4);
-        float4 z = *(const float4 *)(proj + r * width + CONV_DIM + h * DIM + lane * 4);
+        float4 x = four_halves(delta + r * V_DIM + h * DIM + lane * 4);
+        float4 z = four_halves(proj + r * width + CONV_DIM + h * DIM + lane * 4);
         float sum = warp_sum(fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(x.z, x.z, x.w * x.w))));
         float scale = 1.0f / sqrtf(sum / DIM + SHAPE_NORM_EPS);
         *(float4 *)(values[warp] + lane * 4) =

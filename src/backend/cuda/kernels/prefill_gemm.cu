@@ -1,5 +1,5 @@
 /* Mathematics: out [n][N] = X [n][K] W^T, W = scale * code + bias rounded to bf16; silu(gate) up.
- * Layout: X and hidden bf16 reordered (prefill_common.cuh), W as tiles (tile.h), out float32.
+ * Layout: X and hidden bf16 reordered (prefill_common.cuh), W as tiles (tile.h), out fp16.
  * Threads: a warpgroup has 64 outputs and up to 160 rows (wgmma); W in registers, X shared.
  * Fused: unpacking; SiLU(gate) * up; the shared expert. Agrees with ref to 1.5e-3 and bf16 inputs.
  * Bytes: 4,096 rows: dense 73, up 67, down 41 % of 790 TFLOP/s (docs/cuda-prefill.md, budget).
@@ -13,11 +13,12 @@
  * inputs; activations are reordered (prefill_common.cuh). Grid: tiles of outputs in x, blocks of
  * rows in y. */
 #include "prefill_gemm.cuh"
+#include "prefill_wide.cuh"
 
-/* out[row][f] = sum_k x[row][k] w[f][k]: x bf16 [rows][w.cols] reordered, out float [rows][ldo].
+/* out[row][f] = sum_k x[row][k] w[f][k]: x bf16 [rows][w.cols] reordered, out fp16 [rows][ldo].
  * A thread's two rows of weights are neighbours, so that results are stored in pairs. */
 template <int WGS, int N, int STAGES>
-__device__ void dense(const bf16 *x, const cuda_mat &w, float *out, int ldo, int rows) {
+__device__ void dense(const bf16 *x, const cuda_mat &w, fp16 *out, int ldo, int rows) {
     SHARED_PIECES(shared);
     begin_after_previous();
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n0 = blockIdx.y * N;
@@ -34,17 +35,50 @@ __device__ void dense(const bf16 *x, const cuda_mat &w, float *out, int ldo, int
         for (int i = 0; i < 2; i++) {
             int row = n0 + 8 * j + lane % 4 * 2 + i;
             if (row >= rows) continue;
-            *(float2 *)(out + (int64_t)row * ldo + f) =
-                make_float2(p.acc[4 * j + i], p.acc[4 * j + 2 + i]);
+            *(uint32_t *)(out + (int64_t)row * ldo + f) =
+                half_pair(p.acc[4 * j + i], p.acc[4 * j + 2 + i]);
         }
 }
 
 #define DENSE(wgs, n, stages, at_least)                                                            \
     KERNEL __launch_bounds__(wgs * 128, at_least)                                                  \
-        dense_##wgs##_##n(const bf16 *x, cuda_mat w, float *out, int ldo, int rows) {              \
+        dense_##wgs##_##n(const bf16 *x, cuda_mat w, fp16 *out, int ldo, int rows) {              \
         dense<wgs, n, stages>(x, w, out, ldo, rows);                                               \
     }
 PREFILL_DENSE_TILES(DENSE)
+
+/* The same for many rows. Grid: blocks that share the tiles. */
+__device__ __forceinline__ void dense_rows_256(const bf16 *x, const cuda_mat &w, fp16 *out, int ldo,
+                                               int rows) {
+    SHARED_PIECES(shared);
+    wide_stage stage = {shared_address(shared), 0, 0};
+    wide_tiles tiles(w.rows, rows);
+    wide_begin(stage);
+    begin_after_previous();
+    if (threadIdx.x < WIDE_COPIERS) {
+        fewer_registers<56>();
+        wide_copy(stage, x, w.cols, rows, tiles);
+        return;
+    }
+    more_registers<224>();
+    wide_multiply(stage, w, tiles, [&](const float (&acc)[WIDE_ROWS / 2], int n0, int f) {
+        int lane = threadIdx.x % 32;
+        f += lane / 4 * 2;
+#pragma unroll
+        for (int j = 0; j < WIDE_ROWS / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int row = n0 + 8 * j + lane % 4 * 2 + i;
+                if (row >= rows) continue;
+                *(uint32_t *)(out + (int64_t)row * ldo + f) =
+                    half_pair(acc[4 * j + i], acc[4 * j + 2 + i]);
+            }
+    });
+}
+KERNEL __launch_bounds__(WIDE_THREADS, 1)
+    dense_wide(const bf16 *x, cuda_mat w, fp16 *out, int ldo, int rows) {
+    dense_rows_256(x, w, out, ldo, rows);
+}
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
@@ -122,11 +156,11 @@ struct experts_up_tile {
     }
 };
 
-/* out[place][h] = down_e hidden[place] */
+/* out[place][h] = down_e hidden[place] / EXPERT_UNIT */
 struct experts_down_tile {
     const bf16 *hidden;
     cuda_mat down;
-    float *out;
+    fp16 *out;
     expert_rows b;
     char *shared;
 
@@ -147,8 +181,9 @@ struct experts_down_tile {
             for (int i = 0; i < 2; i++) {
                 int n = 8 * j + lane % 4 * 2 + i;
                 if (n >= b.rows) continue;
-                *(float2 *)(out + (int64_t)(b.first + n) * H + f) =
-                    make_float2(p.acc[4 * j + i], p.acc[4 * j + 2 + i]);
+                const float unit = 1 / EXPERT_UNIT;
+                *(uint32_t *)(out + (int64_t)(b.first + n) * H + f) =
+                    half_pair(p.acc[4 * j + i] * unit, p.acc[4 * j + 2 + i] * unit);
             }
     }
 };
@@ -179,7 +214,7 @@ __device__ void experts_up(const bf16 *x, const cuda_mat &gate_up, const cuda_gr
 }
 template <int N, int STAGES>
 __device__ void experts_down(const bf16 *hidden, const cuda_mat &down, const cuda_groups &groups,
-                             float *out, const cuda_mat &shared_down, float *shared_out, int rows) {
+                             fp16 *out, const cuda_mat &shared_down, fp16 *shared_out, int rows) {
     SHARED_PIECES(shared);
     begin_after_previous();
     expert_rows b = rows_of_block(groups, rows, blockIdx.y, N);
@@ -197,8 +232,8 @@ __device__ void experts_down(const bf16 *hidden, const cuda_mat &down, const cud
         experts_up<n, stages>(x, gate_up, groups, hidden, shared_gate_up, rows);                   \
     }                                                                                              \
     KERNEL __launch_bounds__(256, at_least)                                                        \
-        prompt_down_##n(const bf16 *hidden, cuda_mat down, cuda_groups groups, float *out,         \
-                        cuda_mat shared_down, float *shared_out, int rows) {                       \
+        prompt_down_##n(const bf16 *hidden, cuda_mat down, cuda_groups groups, fp16 *out,          \
+                        cuda_mat shared_down, fp16 *shared_out, int rows) {                        \
         experts_down<n, stages>(hidden, down, groups, out, shared_down, shared_out, rows);         \
     }
 PREFILL_EXPERT_TILES(EXPERTS)

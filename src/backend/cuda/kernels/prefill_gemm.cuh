@@ -49,6 +49,18 @@ __device__ __forceinline__ weight_tiles weights_of(const cuda_mat &m, const uint
     return w;
 }
 
+/* Eight codes of one row as the pairs of two steps of products. */
+__device__ __forceinline__ void unpack_codes(uint32_t (&to)[2][4], int row, uint32_t word,
+                                             uint32_t scale, uint32_t bias) {
+    const uint32_t one = 0x3f803f80u, minus_128 = 0xc300c300u;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t code = and_or(word >> (4 * i), 0x000f000fu, 0x43004300u);
+        code = fma_bf16x2(code, one, minus_128);
+        to[i / 2][i % 2 * 2 + row] = fma_bf16x2(code, scale, bias);
+    }
+}
+
 /* Rings of a tile in turn: activations by rounds, codes by two, constants by eight. */
 enum { CONSTANT_STAGES = 2, CONSTANT_ROUNDS = 8 };
 
@@ -160,18 +172,6 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
                 make_uint2(load_shared4(low + 8), load_shared4(high + 8))};
     }
 
-    /* Eight codes of one row as the pairs of two steps. */
-    static __device__ __forceinline__ void unpack(uint32_t (&to)[2][4], int row, uint32_t word,
-                                                  uint32_t scale, uint32_t bias) {
-        const uint32_t one = 0x3f803f80u, minus_128 = 0xc300c300u;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t code = and_or(word >> (4 * i), 0x000f000fu, 0x43004300u);
-            code = fma_bf16x2(code, one, minus_128);
-            to[i / 2][i % 2 * 2 + row] = fma_bf16x2(code, scale, bias);
-        }
-    }
-
     /* Two steps of products from half a round. */
     __device__ __forceinline__ void multiply_half(int half) {
         operand b = operand_rows(shared + x_read);
@@ -182,8 +182,8 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
     }
 
     __device__ __forceinline__ void unpack_first(const codes &c, const constants &k) {
-        unpack(weights[0], 0, c.first.x, k.scale[0], k.bias[0]);
-        unpack(weights[0], 1, c.second.x, k.scale[1], k.bias[1]);
+        unpack_codes(weights[0], 0, c.first.x, k.scale[0], k.bias[0]);
+        unpack_codes(weights[0], 1, c.second.x, k.scale[1], k.bias[1]);
     }
 
     /* Multiplies a round; c and k are those of it, then of the next one. */
@@ -194,8 +194,8 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
         multiply_half(0);
         fetch<EVEN == (LEAD % 2 == 0)>(round + LEAD);
         products_wait<1>(); /* the half before: its registers are free */
-        unpack(weights[1], 0, c.first.y, k.scale[0], k.bias[0]);
-        unpack(weights[1], 1, c.second.y, k.scale[1], k.bias[1]);
+        unpack_codes(weights[1], 0, c.first.y, k.scale[0], k.bias[0]);
+        unpack_codes(weights[1], 1, c.second.y, k.scale[1], k.bias[1]);
         multiply_half(1);
         products_wait<1>();
         advance(x_read, X_BYTES, STAGES);

@@ -1,6 +1,6 @@
 /* The prompt kernels of sm_90a for the host: file, name, grid, threads, shared memory and arguments
  * of each. C11. They take a shape whose widths are multiples of 512 with 4-bit matrices
- * (prefill_takes); everything else stays with the portable kernels.
+ * (prefill_takes); everything else stays with the portable kernels. half: fp16.
  *
  * Order of a layer (R rows, one slot; bf16 rows marked * are reordered, see prefill_common.cuh):
  *   norm            x, add | 0, weight, ordered*, high, low, sums, counts
@@ -40,6 +40,9 @@ static inline bool prefill_takes(int32_t rows, int32_t cols) {
 #define PREFILL_EXPERT_TILES(XX) XX(16, 9, 3) XX(32, 8, 2) XX(64, 6, 2) XX(128, 5, 2) XX(160, 4, 2)
 #define PREFILL_TILE_SHARED(wgs, n, stages)                                                        \
     ((stages) * (n)*128 + (wgs)*128 * (((stages) + 1) / 2 * 32 + 32) + 1024)
+#define PREFILL_WIDE_STAGES 5
+#define PREFILL_WIDE_SHARED                                                                        \
+    (PREFILL_WIDE_STAGES * (256 * 128 + 16) + 2 * (4 * 4096 + 2 * 2048) + 1024)
 #define PREFILL_PIECES_SHARED (49152 + 64 * 68 * 4)
 #define PREFILL_STATES_SHARED (2 * 57344 + (128 + 2 * 64) * 80)
 #define PREFILL_FLASH_SHARED  (128 * 512 + 4 * 64 * 512 + 256 * 4 + 1024)
@@ -50,7 +53,7 @@ static inline bool prefill_takes(int32_t rows, int32_t cols) {
 /* of so many groups of 64 inputs a part. */
 #define PREFILL_DECISIVE_SHARED(n, stages, groups) ((n) * ((stages)*256 + (groups)*4) + 1024)
 
-/* dense: x* [rows][w.cols], cuda_mat w, float out, int ldo, int rows. The widest tile that leaves
+/* dense: x* [rows][w.cols], cuda_mat w, half out, int ldo, int rows. The widest tile that leaves
  * work for every processor. */
 static inline struct prefill_launch prefill_dense(int32_t rows, int32_t outputs,
                                                   int32_t processors) {
@@ -96,7 +99,7 @@ static inline uint32_t prefill_expert_blocks(int32_t rows, int32_t experts, int3
 }
 
 /* up: x*, gate and up in turns, cuda_groups, hidden* [places][inner], then [rows][shared], the
- * shared expert's gate and up, int rows. down: hidden*, down, cuda_groups, float out [places][H],
+ * shared expert's gate and up, int rows. down: hidden*, down, cuda_groups, half out [places][H],
  * the shared expert's down and out, int rows. blocks: prefill_expert_blocks; widest: of both kinds'
  * inner sizes.
  */
@@ -161,12 +164,12 @@ static inline struct prefill_launch prefill_group(int32_t rows) {
         "prefill_route", "prompt_group", prefill_blocks(rows, 256), 1, 256, 0};
 }
 
-/* combine: out, places, routing, scores, shared, x, weight | 0, then as norm from ordered* on. */
+/* combine: half out, places, routing, scores, half shared, x, weight | 0, then as norm from ordered* on. */
 static inline struct prefill_launch prefill_combine(int32_t rows) {
     return (struct prefill_launch){"prefill_norm", "prompt_combine", (uint32_t)rows, 1, 256, 0};
 }
 
-/* norm: x, add | 0, weight, ordered*, high | 0, low, sums, counts | 0. */
+/* norm: x, half add | 0, weight, ordered*, high | 0, low, sums, counts | 0. */
 static inline struct prefill_launch prefill_norm(int32_t rows) {
     return (struct prefill_launch){"prefill_norm", "prompt_norm", (uint32_t)rows, 1, 256, 0};
 }
@@ -176,7 +179,7 @@ static inline int32_t prefill_convolve_each(int32_t rows) {
     return rows > 1024 ? 16 : 4;
 }
 
-/* convolve: proj, int width, taps, slot, int rows, int layer, channels bf16 [rows][conv_dim], int
+/* convolve: half proj, int width, taps, slot, int rows, int layer, channels bf16 [rows][conv_dim], int
  * each. heads: of queries, keys and values. */
 static inline struct prefill_launch prefill_convolve(int32_t rows, int32_t heads) {
     return (struct prefill_launch){"prefill_deltanet",
@@ -209,7 +212,8 @@ static inline struct prefill_launch prefill_delta_pieces(int32_t pieces, int32_t
         PREFILL_PIECES_SHARED};
 }
 
-/* states: channels, decays, w, p, u, slot, int rows, int pieces, int layer, delta [rows][v_dim]. */
+/* states: channels, decays, w, p, u, slot, int rows, int pieces, int layer, half delta
+ * [rows][v_dim]. */
 static inline struct prefill_launch prefill_delta_states(int32_t heads) {
     return (struct prefill_launch){
         "prefill_deltanet", "delta_states", (uint32_t)heads * 4, 1, 256, PREFILL_STATES_SHARED};

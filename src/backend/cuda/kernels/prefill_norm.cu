@@ -1,5 +1,5 @@
 /* Mathematics: x += add, or x += sum of weight * out + gate * shared; x / sqrt(mean(x^2) + eps) w.
- * Layout: x float32 [n][H]; out bf16 reordered, and high + low with sums of 64 for what decides.
+ * Layout: x float32, add fp16 [n][H]; out bf16 reordered, and high + low with sums of 64 for what decides.
  * Threads: a block of 256 a row, four neighbouring values a thread and turn.
  * Fused: weighted sum, residual, norm, reordering, splitting. Agrees with ref/norm.c, ref/moe.c.
  * Bytes: 4,096 rows: norm 77, combine 81 % of 4,640 GB/s (docs/cuda-prefill.md, budget).
@@ -70,7 +70,7 @@ __device__ __forceinline__ void norm_row(const float4 (&v)[NORM_EACH], const flo
 /* x[r] += add[r] (where add is given), then its norm. One block a row; the first sets counts
  * [EXPERTS], where given, to 0 for the routing that follows. */
 KERNEL __launch_bounds__(NORM_THREADS)
-    prompt_norm(float *x, const float *add, const float *weight, bf16 *reordered, bf16 *high,
+    prompt_norm(float *x, const fp16 *add, const float *weight, bf16 *reordered, bf16 *high,
                 bf16 *low, float *sums, int32_t *counts) {
     begin_after_previous();
     int64_t row = (int64_t)blockIdx.x * H;
@@ -81,7 +81,7 @@ KERNEL __launch_bounds__(NORM_THREADS)
         if (at >= H) break;
         v[i] = *(const float4 *)(x + row + at);
         if (add) {
-            float4 a = *(const float4 *)(add + row + at);
+            float4 a = four_halves(add + row + at);
             v[i].x += a.x, v[i].y += a.y, v[i].z += a.z, v[i].w += a.w;
             *(float4 *)(x + row + at) = v[i];
         }
@@ -92,10 +92,10 @@ KERNEL __launch_bounds__(NORM_THREADS)
 }
 
 /* x[r] += sum over choices of weight * out[place] (in order of choice) + sigmoid(gate) * shared[r],
- * gate from the parts of scores; then, where a weight is given, its norm. One block a row. */
+ * both of them stored as EXPERT_UNIT says, gate from the parts of scores; then, where a weight is given, its norm. One block a row. */
 KERNEL __launch_bounds__(NORM_THREADS)
-    prompt_combine(const float *out, const int32_t *places, const float *routing,
-                   const float *scores, const float *shared, float *x, const float *weight,
+    prompt_combine(const fp16 *out, const int32_t *places, const float *routing,
+                   const float *scores, const fp16 *shared, float *x, const float *weight,
                    bf16 *reordered, bf16 *high, bf16 *low, float *sums) {
     begin_after_previous();
     int64_t r = blockIdx.x;
@@ -104,23 +104,24 @@ KERNEL __launch_bounds__(NORM_THREADS)
 #pragma unroll
     for (int j = 0; j < TOP_K; j++) {
         place[j] = (int64_t)places[r * TOP_K + j] * H;
-        share[j] = routing[r * 2 * TOP_K + TOP_K + j];
+        share[j] = EXPERT_UNIT * routing[r * 2 * TOP_K + TOP_K + j];
     }
-    float gate = sigmoid(decisive_sum(scores, gridDim.x, EXPERTS + 1, r, EXPERTS));
+    float gate = EXPERT_UNIT * sigmoid(decisive_sum(scores, gridDim.x, EXPERTS + 1, r, EXPERTS));
     float4 v[NORM_EACH];
 #pragma unroll
     for (int i = 0; i < NORM_EACH; i++) {
         int at = ((int)threadIdx.x + i * NORM_THREADS) * 4;
         if (at >= H) break;
-        float4 sum = make_float4(0, 0, 0, 0), always = *(const float4 *)(shared + r * H + at);
-        float4 of[TOP_K];
+        float4 sum = make_float4(0, 0, 0, 0), always = four_halves(shared + r * H + at);
+        uint2 of[TOP_K];
         v[i] = *(const float4 *)(x + r * H + at);
 #pragma unroll
-        for (int j = 0; j < TOP_K; j++) of[j] = *(const float4 *)(out + place[j] + at);
+        for (int j = 0; j < TOP_K; j++) of[j] = *(const uint2 *)(out + place[j] + at);
 #pragma unroll
         for (int j = 0; j < TOP_K; j++) {
-            sum.x = fmaf(share[j], of[j].x, sum.x), sum.y = fmaf(share[j], of[j].y, sum.y);
-            sum.z = fmaf(share[j], of[j].z, sum.z), sum.w = fmaf(share[j], of[j].w, sum.w);
+            float2 a = half_floats(of[j].x), b = half_floats(of[j].y);
+            sum.x = fmaf(share[j], a.x, sum.x), sum.y = fmaf(share[j], a.y, sum.y);
+            sum.z = fmaf(share[j], b.x, sum.z), sum.w = fmaf(share[j], b.y, sum.w);
         }
         v[i].x += fmaf(gate, always.x, sum.x), v[i].y += fmaf(gate, always.y, sum.y);
         v[i].z += fmaf(gate, always.z, sum.z), v[i].w += fmaf(gate, always.w, sum.w);

@@ -46,6 +46,21 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
+/* Two floats rounded to fp16, at most 65,504 in size: a in the low half. NaN stays NaN. */
+__device__ __forceinline__ uint32_t half_pair(float a, float b) {
+    uint32_t pair;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+    return pair;
+}
+__device__ __forceinline__ float2 half_floats(uint32_t pair) {
+    float2 v;
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+        : "=f"(v.x), "=f"(v.y)
+        : "r"(pair));
+    return v;
+}
+
 /* Shared memory that this thread has written is read by later products: then a barrier. */
 __device__ __forceinline__ void publish_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -88,6 +103,38 @@ template <int n> __device__ __forceinline__ void hold(float (&d)[n]) {
  * that it may not leave out, but not with arithmetic. */
 __device__ __forceinline__ void settle(shared_at at, float x) {
     asm volatile("st.volatile.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
+}
+
+/* ---- signals: counts in shared memory that threads wait for ------------------------------------ */
+
+__device__ __forceinline__ void signal_init(shared_at at, int count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+__device__ __forceinline__ void signal_arrive(shared_at at) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
+}
+/* Arrives once all copies that this thread has begun are done. */
+__device__ __forceinline__ void signal_when_copied(shared_at at) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
+}
+/* Until the signal has been given in the turn of that parity. */
+__device__ __forceinline__ void signal_wait(shared_at at, uint32_t turn) {
+    asm volatile("{\n.reg .pred p;\nagain:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;\n}" ::"r"(at),
+                 "r"(turn)
+                 : "memory");
+}
+__device__ __forceinline__ void copy_wait_all() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* Registers of a thread from here on, of all of a warpgroup; others give up or take theirs. */
+template <int n> __device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));
+}
+template <int n> __device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
 }
 
 #define REGS_0 "%0, %1, %2, %3, %4, %5, %6, %7"
@@ -136,6 +183,7 @@ PRODUCT_OF_REGISTERS(product, 112, 0, REGS_6, 56, 57, 58, 59, 60, SUMS_32(0), SU
 PRODUCT_OF_REGISTERS(product, 128, 0, REGS_7, 64, 65, 66, 67, 68, SUMS_64(0))
 PRODUCT_OF_REGISTERS(product, 144, 0, REGS_8, 72, 73, 74, 75, 76, SUMS_64(0), SUMS_8(64))
 PRODUCT_OF_REGISTERS(product, 160, 0, REGS_9, 80, 81, 82, 83, 84, SUMS_64(0), SUMS_16(64))
+PRODUCT_OF_REGISTERS(product, 256, 0, REGS_15, 128, 129, 130, 131, 132, SUMS_64(0), SUMS_64(64))
 PRODUCT_OF_REGISTERS(product_columns, 256, 1, REGS_15, 128, 129, 130, 131, 132, SUMS_64(0),
                      SUMS_64(64))
 
