@@ -108,7 +108,7 @@ extern int emulated_capability; /* tests/cuda/emulator */
 
 /* Checks that were asked for, in sizes that suit the model and the card. */
 static void check(const struct bench_model *b, int argc, char **argv, int first) {
-    static const int32_t few[] = {1, 9, 135}; /* the last one long for scratch.c */
+    static const int32_t few[] = {1, 9, 70};
     static const int32_t some[] = {1, 2, 9, 17, 65, 129, 300, 1000, 2049, 4097, 5000};
     static const int32_t many[] = {1,  2,  3,  7,   8,   9,   15,  16,  17,  31,  33,
                                    63, 64, 65, 127, 129, 200, 255, 300, 513, 1000};
@@ -125,7 +125,7 @@ static void check(const struct bench_model *b, int argc, char **argv, int first)
         if (large) deep.context = 5056;
         check_logits(&deep, lengths, (int32_t)(bytes / sizeof *lengths));
     }
-    if (ASKED("cuts")) check_cuts(b, small ? 40 : 1100);
+    if (ASKED("cuts")) check_cuts(b, !small ? 700 : b->pieces ? 70 : 40);
     if (ASKED("states")) check_states(b, small ? 10 : 200);
     if (ASKED("batch")) check_batch(b, small ? 5 : 8, small ? 1 : 8);
     if (ASKED("company")) check_compositions(b, small ? 18 : 32);

@@ -210,7 +210,7 @@ static int place_sampled(struct backend_model *m, lily_err *err) {
 int cuda_allocate(struct backend_model *m, lily_err *err) {
     int rc = cuda_memory(m, cuda_scratch_bytes(m), "scratch", &m->scratch_block, err);
     if (rc != LILY_OK) return rc;
-    cuda_place_scratch(m, false, m->scratch_block, &m->x, m->chunk);
+    cuda_place_scratch(m, m->prompt != NULL, m->scratch_block, &m->x, &m->chunk);
     rc = place_sampled(m, err);
     if (rc != LILY_OK) return rc;
     if (m->options.trace) {
@@ -248,7 +248,7 @@ static bool can_do_without(const struct backend_model *m, int rc) {
 }
 
 /* The last path is always to be had: its kernels are open. */
-static int open_paths(struct backend_model *m, lily_err *err) {
+int cuda_open_paths(struct backend_model *m, lily_err *err) {
     for (int i = 0; cuda_paths[i] && m->n_paths < CUDA_MAX_PATHS; i++) {
         bool usable = false;
         int rc = cuda_paths[i]->open(m, &usable, err);
@@ -258,13 +258,12 @@ static int open_paths(struct backend_model *m, lily_err *err) {
     return LILY_OK;
 }
 
-int cuda_open_kernels(struct backend_model *m, lily_err *err) {
+int cuda_open_prompts(struct backend_model *m, lily_err *err) {
     int rc = cuda_prompt_open(m, err);
-    if (rc != LILY_OK) {
-        cuda_prompt_close(m);
-        if (!can_do_without(m, rc)) return rc;
-    }
-    return open_paths(m, err);
+    if (rc == LILY_OK) return LILY_OK;
+    cuda_prompt_close(m);
+    m->prompt_missing = true;
+    return can_do_without(m, rc) ? LILY_OK : rc;
 }
 
 static int open_on(struct backend_model *m, lily_err *err) {
@@ -277,9 +276,10 @@ static int open_on(struct backend_model *m, lily_err *err) {
         rc = cuda_modules_load(m->d, model_shape(m), m->capability, &m->modules, err);
     }
     if (rc == LILY_OK) rc = cuda_portable_open(m, err);
+    if (rc == LILY_OK) rc = cuda_open_prompts(m, err);
     if (rc == LILY_OK) rc = cuda_allocate(m, err); /* before the upload, which takes longest */
     if (rc == LILY_OK) rc = cuda_upload(m, err);
-    if (rc == LILY_OK) rc = cuda_open_kernels(m, err);
+    if (rc == LILY_OK) rc = cuda_open_paths(m, err);
     return rc == LILY_OK ? grow_stack(m, err) : rc;
 }
 

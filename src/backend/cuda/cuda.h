@@ -54,35 +54,32 @@ struct cuda_weights {
     size_t bytes;
 };
 
-/* Scratch of a step of up to R = rows rows (scratch.c). A prompt chunk's arrays lie over each other
- * where they are not alive at once; a decode step's do not. Sizes in brackets: of the portable
- * kernels; prompt.c uses some as it says. */
+/* Scratch of a step of up to R rows (scratch.c). A prompt chunk's arrays lie over each other where
+ * they are not alive at once, a decode step's do not. Where prompt.c runs the chunk, its kernels
+ * have another type: / says which. */
 struct cuda_scratch {
-    int32_t rows;
     CUdeviceptr x;         /* float [R][H] residual stream */
-    CUdeviceptr normed;    /* float [R][H] */
+    CUdeviceptr normed;    /* float [R][H] / two bf16 [R][H] for products that decide */
     CUdeviceptr normed_bf; /* bf16 [R][H] the same, rounded */
-    CUdeviceptr wide;      /* float: a mixer's projections; DeltaNet's [R][conv_width], with z */
-    CUdeviceptr z;         /* float [R][gdn_v_dim], rows z_width apart: in wide or behind it */
-    int32_t conv_width, z_width;
-    CUdeviceptr channels; /* float (prompt.c: bf16) [R][conv_dim] after the convolution */
-    CUdeviceptr queries;  /* float (prompt.c: bf16) [R][q_dim] after RoPE */
-    CUdeviceptr norms;    /* float [R][2 * gdn_k_heads] factors of queries and keys */
-    CUdeviceptr gates;    /* float [R][2 * gdn_v_heads] beta, then decay */
-    CUdeviceptr delta;    /* float [R][gdn_v_dim] */
-    CUdeviceptr mix;      /* float [R][max(q_dim, gdn_v_dim)] input of the output projection */
-    CUdeviceptr mix_bf;   /* bf16, the same */
-    CUdeviceptr out;      /* float [R][H] */
-    CUdeviceptr scores;   /* float [R][E + 1]; before that [R][2 * gdn_v_heads] of ba */
-    CUdeviceptr routing;  /* float [R][2 * top_k] ids in descending order of weight, weights */
-    CUdeviceptr hidden;   /* bf16 (prefill) or float (decode) [R][top_k + 1][I] */
-    CUdeviceptr given;    /* float [R * top_k][H] what experts give; of a decode step: wide */
-    CUdeviceptr experts;  /* int32: counts, offsets, block map of the grouped products */
-    CUdeviceptr pairs;    /* int32 [R * top_k] row * top_k + choice, sorted by expert */
-    CUdeviceptr places;   /* int32 [R * top_k] where a pair lies in pairs */
-    CUdeviceptr partial;  /* float: partial attention of decode steps */
-    CUdeviceptr ids;      /* int32 [rows of the model] tokens of a prompt chunk */
-    CUdeviceptr logits;   /* float [max_sessions], of a prompt [CUDA_HEAD_ROWS], [V] */
+    CUdeviceptr wide;      /* float / fp16 [R][proj_width] a mixer's projections */
+    CUdeviceptr channels;  /* float / bf16 [R][conv_dim] after the convolution */
+    CUdeviceptr queries;   /* float / bf16 [R][q_dim] after RoPE */
+    CUdeviceptr norms;     /* float [R][2 * gdn_k_heads] factors of queries and keys */
+    CUdeviceptr gates;     /* float [R][2 * gdn_v_heads] beta, then decay */
+    CUdeviceptr delta;     /* float / fp16 [R][gdn_v_dim] */
+    CUdeviceptr mix;       /* float [R][max(q_dim, gdn_v_dim)] input of the output projection */
+    CUdeviceptr mix_bf;    /* bf16, the same */
+    CUdeviceptr out;       /* float / fp16 [R][H] */
+    CUdeviceptr scores;    /* float [R][E + 1] / in parts; before that [R][2 * gdn_v_heads] of ba */
+    CUdeviceptr routing;   /* float [R][2 * top_k] ids in descending order of weight, weights */
+    CUdeviceptr hidden;    /* bf16 (prefill) or float (decode) [R][top_k + 1][I] */
+    CUdeviceptr given;     /* float / fp16 [R * top_k][H] what experts give; in decode steps wide */
+    CUdeviceptr experts;   /* int32: counts, offsets, block map of the grouped products */
+    CUdeviceptr pairs;     /* int32 [R * top_k] row * top_k + choice, sorted by expert */
+    CUdeviceptr places;    /* int32 [R * top_k] where a pair lies in pairs */
+    CUdeviceptr partial;   /* float: partial attention of decode steps */
+    CUdeviceptr ids;       /* int32 [rows] tokens of a prompt chunk */
+    CUdeviceptr logits;    /* float [max_sessions], of a prompt [CUDA_HEAD_ROWS], [V] */
     CUdeviceptr finite; /* int32 [max_sessions + 1]: 0 after a NaN or infinity; last: of a prompt */
     CUdeviceptr sampling; /* candidates of the device's sampling, see portable_sample.cu */
     CUdeviceptr sampled;  /* uint32 [(V + 31) / 32] bits of the ids that may be sampled */
@@ -92,14 +89,12 @@ struct cuda_scratch {
     size_t pieces_at[4];
 };
 
-/* scratch.c: places the arrays of decode steps and of chunks (with `fast`, as prompt.c needs them)
- * in one allocation from base on; its bytes. */
+/* scratch.c: places the arrays of decode steps and of prompt chunks (with `fast`, as prompt.c needs
+ * them) in one allocation from base on; its bytes. */
 size_t cuda_place_scratch(const struct backend_model *m, bool fast, CUdeviceptr base,
-                          struct cuda_scratch *step, struct cuda_scratch chunk[2]);
+                          struct cuda_scratch *step, struct cuda_scratch *chunk);
 /* Bytes for either kind of chunk. */
 size_t cuda_scratch_bytes(const struct backend_model *m);
-/* The arrays of a chunk of so many rows. */
-struct cuda_scratch *cuda_chunk_scratch(struct backend_model *m, int32_t rows);
 
 /* cuda.c. Bytes of device memory that a model and its sessions take, once the weights are planned;
  * reserve: what the driver still takes once there is a context; context: what that took. */
@@ -111,9 +106,11 @@ struct cuda_need cuda_need(const struct backend_model *m);
 /* cuda.c: what follows from shape, layers and options. */
 void cuda_set_sizes(struct backend_model *m);
 
-/* cuda.c: opens the prompt kernels and the decode paths of a model whose weights and scratch are in
- * place; those that memory or kernels lack for are left out, but for the portable ones. */
-int cuda_open_kernels(struct backend_model *m, lily_err *err);
+/* cuda.c: open what goes on without: the prompt kernels, before scratch is allocated, and the
+ * decode paths of a model whose weights and scratch are in place. Those that memory or kernels lack
+ * for are left out, but for the portable ones. */
+int cuda_open_prompts(struct backend_model *m, lily_err *err);
+int cuda_open_paths(struct backend_model *m, lily_err *err);
 
 /* One decode step on its way. Its slots lie in pinned host memory and, once queued, in device
  * memory; results and logits come back to pinned memory. */
@@ -168,14 +165,15 @@ struct backend_model {
     int32_t sampled_below; /* ids from here on are never sampled; */
     bool has_holes;        /* and some before it are not: those that x.sampled says */
     struct cuda_weights dw;
-    struct cuda_scratch x;          /* of decode steps */
-    struct cuda_scratch chunk[2];   /* of prompt chunks: of most lengths, and of the longest */
-    CUdeviceptr scratch_block;      /* all of it */
-    struct cuda_modules *modules;   /* module.c */
-    struct cuda_portable *portable; /* prefill.c: its kernels */
-    struct cuda_decode *decode;     /* decode.c: what it needs; NULL: not in use */
-    struct cuda_prompt *prompt;     /* prompt.c, the same */
-    struct cuda_batch *batch;       /* batch.c, the same */
+    struct cuda_scratch x;     /* of decode steps */
+    struct cuda_scratch chunk; /* of prompt chunks, in the same memory: */
+    CUdeviceptr scratch_block;
+    struct cuda_modules *modules;                  /* module.c */
+    struct cuda_portable *portable;                /* prefill.c: its kernels */
+    struct cuda_decode *decode;                    /* decode.c: what it needs; NULL: not in use */
+    struct cuda_prompt *prompt;                    /* prompt.c, the same; */
+    bool prompt_missing;                           /* its kernels could not be opened */
+    struct cuda_batch *batch;                      /* batch.c, the same */
     const struct cuda_path *paths[CUDA_MAX_PATHS]; /* opened, in order of preference */
     int32_t n_paths;
     struct cuda_step steps[CUDA_IN_FLIGHT]; /* a ring */
@@ -274,8 +272,6 @@ size_t cuda_tiles_bytes(const struct cuda_tiles *t);
 void cuda_tiles_fill(const struct cuda_tiles *t, size_t begin, size_t end, char *out);
 /* How kernels see these tiles at an address; the matrix's rows are those of t. */
 struct cuda_mat cuda_tiles_mat(const struct cuda_tiles *t, CUdeviceptr at);
-/* Rows [first, first + n) of a matrix as rows or wide tiles, which must begin with one. */
-struct cuda_mat cuda_mat_rows(struct cuda_mat m, int32_t first, int32_t n);
 struct cuda_mat cuda_planar_mat(int32_t rows, int32_t cols, int32_t bits);
 
 /* layers.c: the kernels that prompts and portable decode share, and the layers made of them. */
@@ -320,8 +316,8 @@ int cuda_trace(struct backend_model *m, const struct cuda_run *run, enum stage s
 size_t cuda_decode_bytes(const struct backend_model *m);
 int32_t cuda_decode_stages(const struct backend_model *m); /* of its step: see cuda-decode.md */
 
-/* prompt.c: whether its kernels suit the card and the weights, once those are planned; opening
- * leaves m->prompt NULL where they do not, or are missing;
+/* prompt.c: whether its kernels suit the card and the weights, once those are planned, and are not
+ * known to be missing; opening leaves m->prompt NULL where they do not;
  * cuda_prompt_layers is cuda_run_layers for a prompt, where it is not. */
 bool cuda_prompt_suits(const struct backend_model *m);
 int cuda_prompt_open(struct backend_model *m, lily_err *err);

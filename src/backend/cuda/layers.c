@@ -185,14 +185,14 @@ static int deltanet_core(struct backend_model *m, const struct cuda_run *run, in
     const struct cuda_portable *k = m->portable;
     struct cuda_scratch *x = run->x;
     struct cuda_run at = *run;
-    int32_t rows = cuda_run_rows(run), each = run->rows_per_slot;
+    int32_t rows = cuda_run_rows(run), width = m->proj_width, each = run->rows_per_slot;
     int32_t kind = shape_kind_index(s, l), heads = 2 * s->gdn_k_heads + s->gdn_v_heads;
     unsigned slots = (unsigned)run->n_slots;
     CUdeviceptr conv = w->conv, rate = w->decay_rate, bias = w->dt_bias;
-    int rc = launch(m, k->convolve, (unsigned)heads, blocks(each, 64), slots, 128, 0,
-                    ARGS(&x->wide, &x->conv_width, &conv, &at.slots_device, &each, &kind,
-                         &x->channels, &x->norms),
-                    err);
+    int rc = launch(
+        m, k->convolve, (unsigned)heads, blocks(each, 64), slots, 128, 0,
+        ARGS(&x->wide, &width, &conv, &at.slots_device, &each, &kind, &x->channels, &x->norms),
+        err);
     if (rc == LILY_OK) {
         rc = launch(m, k->gates, blocks(rows * s->gdn_v_heads, 128), 1, 1, 128, 0,
                     ARGS(&x->scores, &rate, &bias, &x->gates, &rows), err);
@@ -210,22 +210,16 @@ static int deltanet(struct backend_model *m, const struct cuda_run *run, int32_t
     const struct shape *s = model_shape(m);
     const struct cuda_layer *w = &m->dw.layer[l];
     struct cuda_scratch *x = run->x;
-    int32_t rows = cuda_run_rows(run), conv = s->conv_dim, width = x->conv_width;
-    bool whole = width > conv; /* z lies between what is convolved */
-    struct cuda_mat first = whole ? w->qkvz : cuda_mat_rows(w->qkvz, 0, conv);
-    CUdeviceptr weight = w->gdn_norm, before_z = x->z - (size_t)conv * sizeof(float);
+    int32_t rows = cuda_run_rows(run), width = m->proj_width;
+    CUdeviceptr weight = w->gdn_norm;
     CUdeviceptr mix = run->matrix && !m->options.trace ? 0 : x->mix;
     CUdeviceptr mix_bf = run->matrix ? x->mix_bf : 0;
-    int rc = product(m, run, first, x->normed, x->normed_bf, x->wide, width, rows, err);
-    if (rc == LILY_OK && !whole) {
-        struct cuda_mat second = cuda_mat_rows(w->qkvz, conv, w->qkvz.rows - conv);
-        rc = product(m, run, second, x->normed, x->normed_bf, x->z, x->z_width, rows, err);
-    }
+    int rc = product(m, run, w->qkvz, x->normed, x->normed_bf, x->wide, width, rows, err);
     if (rc == LILY_OK) rc = small_product(m, run, w->ba, x->normed, x->scores, err);
     if (rc == LILY_OK) rc = deltanet_core(m, run, l, err);
     if (rc == LILY_OK) {
         rc = launch(m, m->portable->gated_norm, (unsigned)rows, 1, 1, 256, 0,
-                    ARGS(&x->delta, &before_z, &x->z_width, &weight, &mix, &mix_bf), err);
+                    ARGS(&x->delta, &x->wide, &width, &weight, &mix, &mix_bf), err);
     }
     if (rc == LILY_OK) rc = product(m, run, w->out, mix, mix_bf, x->out, s->hidden, rows, err);
     if (rc != LILY_OK || !m->options.trace) return rc;
@@ -245,7 +239,7 @@ static int attend(struct backend_model *m, const struct cuda_run *run, int32_t k
     const struct cuda_portable *k = m->portable;
     struct cuda_scratch *x = run->x;
     CUdeviceptr slots = run->slots_device;
-    int32_t rows = cuda_run_rows(run), width = 2 * (s->q_dim + s->kv_dim), longest = 0;
+    int32_t rows = cuda_run_rows(run), width = m->proj_width, longest = 0;
     unsigned kv_heads = (unsigned)s->kv_heads, n = (unsigned)run->n_slots;
     if (run->prompt) {
         return launch(m, k->flash, blocks(rows, 8), kv_heads, 1, 128, FLASH_SHARED,
@@ -270,7 +264,7 @@ static int attention(struct backend_model *m, const struct cuda_run *run, int32_
     const struct cuda_layer *w = &m->dw.layer[l];
     struct cuda_scratch *x = run->x;
     struct cuda_run at = *run;
-    int32_t rows = cuda_run_rows(run), width = w->qkv.rows, each = run->rows_per_slot;
+    int32_t rows = cuda_run_rows(run), width = m->proj_width, each = run->rows_per_slot;
     int32_t kind = shape_kind_index(s, l);
     CUdeviceptr q_norm = w->q_norm, k_norm = w->k_norm;
     CUdeviceptr mix = run->matrix && !m->options.trace ? 0 : x->mix;

@@ -156,22 +156,6 @@ void cuda_tiles_fill(const struct cuda_tiles *t, size_t begin, size_t end, char 
     }
 }
 
-struct cuda_mat cuda_mat_rows(struct cuda_mat m, int32_t first, int32_t n) {
-    size_t from = (size_t)first, cols = (size_t)m.cols;
-    if (m.layout == CUDA_PLANAR) {
-        m.codes += from * cols * (size_t)m.bits / 8;
-        m.scales += from * cols / 64 * 2;
-        m.biases += from * cols / 64 * 2;
-    } else {
-        size_t below = from / TILE_WIDE_ROWS * (size_t)m.row_tiles;
-        m.codes += below;
-        m.scales += below;
-        m.biases += below;
-    }
-    m.rows = n;
-    return m;
-}
-
 struct cuda_mat cuda_planar_mat(int32_t rows, int32_t cols, int32_t bits) {
     return (struct cuda_mat){.rows = rows,
                              .cols = cols,

@@ -82,8 +82,9 @@ int cuda_open_recorded(const struct weights *w, const struct backend_options *op
     if (rc == LILY_OK) rc = cuda_weights_plan(m, err);
     if (rc == LILY_OK) rc = cuda_modules_any(&m->modules, err);
     if (rc == LILY_OK) rc = cuda_portable_open(m, err);
+    if (rc == LILY_OK) rc = cuda_open_prompts(m, err);
     if (rc == LILY_OK) rc = cuda_allocate(m, err);
-    return rc == LILY_OK ? cuda_open_kernels(m, err) : rc;
+    return rc == LILY_OK ? cuda_open_paths(m, err) : rc;
 }
 
 /* ---- bytes ----------------------------------------------------------------------------------- */

@@ -79,7 +79,7 @@ static int run_chunk(struct backend_session *s, const struct prefill_step *step,
     struct backend_model *m = s->model;
     const struct cuda_driver *d = m->d;
     int32_t flag = m->options.max_sessions, hidden = model_shape(m)->hidden;
-    struct cuda_run run = {.x = cuda_chunk_scratch(m, n),
+    struct cuda_run run = {.x = &m->chunk,
                            .slots = m->prompt_slot,
                            .slots_device = m->prompt_slot_device,
                            .n_slots = 1,

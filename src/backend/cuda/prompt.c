@@ -41,14 +41,12 @@ enum { N_KERNELS = sizeof KERNELS / sizeof *KERNELS };
 
 struct cuda_prompt {
     CUfunction embed, function[N_KERNELS];
-    /* Of the chunk on its way: inputs of products that decide, as two bf16 each, in x->normed. */
-    struct cuda_scratch *x;
-    CUdeviceptr high, low;
 };
 
 bool cuda_prompt_suits(const struct backend_model *m) {
     const struct shape *s = model_shape(m);
-    if (m->capability != 90 || m->options.trace || m->shared_limit < PREFILL_FLASH_SHARED) {
+    if (m->prompt_missing || m->capability != 90 || m->options.trace ||
+        m->shared_limit < PREFILL_FLASH_SHARED) {
         return false;
     }
     if (s->experts >= DECISIVE_OUTPUTS || 2 * s->gdn_v_heads > DECISIVE_OUTPUTS ||
@@ -84,7 +82,6 @@ int cuda_prompt_open(struct backend_model *m, lily_err *err) {
         rc = cuda_function(m->d, m->modules, KERNELS[i].file, KERNELS[i].kernel, KERNELS[i].shared,
                            &p->function[i], err);
     }
-    if (rc == LILY_OK) cuda_place_scratch(m, true, m->scratch_block, &m->x, m->chunk);
     return rc;
 }
 
@@ -129,23 +126,26 @@ static int product(struct backend_model *m, struct cuda_mat w, CUdeviceptr in, C
                   err);
 }
 
+/* The second half of x.normed: what the first lost in rounding. */
+static CUdeviceptr low_of(const struct backend_model *m) {
+    return m->chunk.normed + (size_t)m->rows * (size_t)model_shape(m)->hidden * sizeof(uint16_t);
+}
+
 /* out = w . x.normed in near float32 accuracy, in parts. */
 static int decisive(struct backend_model *m, struct cuda_mat w, CUdeviceptr out, int32_t rows,
                     lily_err *err) {
-    struct cuda_prompt p = *m->prompt;
+    CUdeviceptr high = m->chunk.normed, low = low_of(m);
     return launch(m, prefill_decisive(rows, w.rows, w.cols, m->processors),
-                  ARGS(&p.high, &p.low, &p.x->sums, &w, &out, &rows), err);
+                  ARGS(&high, &low, &m->chunk.sums, &w, &out, &rows), err);
 }
 
 /* x += add where given, normed; with inputs for products that decide where `decides`. */
 static int norm(struct backend_model *m, CUdeviceptr add, CUdeviceptr weight, bool decides,
                 CUdeviceptr counts, int32_t rows, lily_err *err) {
-    struct cuda_scratch *x = m->prompt->x;
-    struct cuda_prompt p = *m->prompt;
-    if (!decides) p.high = 0;
+    struct cuda_scratch *x = &m->chunk;
+    CUdeviceptr high = decides ? x->normed : 0, low = low_of(m);
     return launch(m, prefill_norm(rows),
-                  ARGS(&x->x, &add, &weight, &x->normed_bf, &p.high, &p.low, &x->sums, &counts),
-                  err);
+                  ARGS(&x->x, &add, &weight, &x->normed_bf, &high, &low, &x->sums, &counts), err);
 }
 
 /* ---- mixers ---------------------------------------------------------------------------------- */
@@ -154,45 +154,37 @@ static int delta_rule(struct backend_model *m, const struct cuda_run *run, int32
                       lily_err *err) {
     const struct shape *s = model_shape(m);
     struct cuda_layer w = m->dw.layer[l];
-    struct cuda_scratch *x = m->prompt->x;
+    struct cuda_scratch *x = &m->chunk;
     CUdeviceptr decays = x->pieces + x->pieces_at[0], of_w = x->pieces + x->pieces_at[1];
     CUdeviceptr of_p = x->pieces + x->pieces_at[2], of_u = x->pieces + x->pieces_at[3];
-    CUdeviceptr slot = run->slots_device, before_z = x->z - (size_t)s->conv_dim * sizeof(float);
-    int32_t rows = cuda_run_rows(run), kind = shape_kind_index(s, l);
+    CUdeviceptr slot = run->slots_device, channels = x->channels;
+    int32_t rows = cuda_run_rows(run), width = m->proj_width, kind = shape_kind_index(s, l);
     int32_t heads = s->gdn_v_heads, pieces = prefill_pieces(run->slots[0].pos, rows);
     int32_t each = prefill_convolve_each(rows);
-    int rc = launch(
-        m, prefill_convolve(rows, 2 * s->gdn_k_heads + heads),
-        ARGS(&x->wide, &x->conv_width, &w.conv, &slot, &rows, &kind, &x->channels, &each), err);
+    int rc = launch(m, prefill_convolve(rows, 2 * s->gdn_k_heads + heads),
+                    ARGS(&x->wide, &width, &w.conv, &slot, &rows, &kind, &channels, &each), err);
     if (rc == LILY_OK) {
         rc = launch(m, prefill_delta_pieces(pieces, heads),
-                    ARGS(&x->channels, &x->scores, &w.decay_rate, &w.dt_bias, &slot, &rows, &decays,
+                    ARGS(&channels, &x->scores, &w.decay_rate, &w.dt_bias, &slot, &rows, &decays,
                          &of_w, &of_p, &of_u),
                     err);
     }
     if (rc == LILY_OK) {
-        rc = launch(m, prefill_delta_states(heads),
-                    ARGS(&x->channels, &decays, &of_w, &of_p, &of_u, &slot, &rows, &pieces, &kind,
-                         &x->delta),
-                    err);
+        rc = launch(
+            m, prefill_delta_states(heads),
+            ARGS(&channels, &decays, &of_w, &of_p, &of_u, &slot, &rows, &pieces, &kind, &x->delta),
+            err);
     }
     if (rc != LILY_OK) return rc;
     return launch(m, prefill_gated_norm(rows),
-                  ARGS(&x->delta, &before_z, &x->z_width, &w.gdn_norm, &x->mix_bf), err);
+                  ARGS(&x->delta, &x->wide, &width, &w.gdn_norm, &x->mix_bf), err);
 }
 
 static int deltanet(struct backend_model *m, const struct cuda_run *run, int32_t l, lily_err *err) {
     const struct cuda_layer *w = &m->dw.layer[l];
-    struct cuda_scratch *x = m->prompt->x;
+    struct cuda_scratch *x = &m->chunk;
     int32_t rows = cuda_run_rows(run);
-    int32_t conv = model_shape(m)->conv_dim, width = x->conv_width;
-    bool whole = width > conv; /* z lies between what is convolved */
-    struct cuda_mat first = whole ? w->qkvz : cuda_mat_rows(w->qkvz, 0, conv);
-    int rc = product(m, first, x->normed_bf, x->wide, width, rows, err);
-    if (rc == LILY_OK && !whole) {
-        struct cuda_mat second = cuda_mat_rows(w->qkvz, conv, w->qkvz.rows - conv);
-        rc = product(m, second, x->normed_bf, x->z, x->z_width, rows, err);
-    }
+    int rc = product(m, w->qkvz, x->normed_bf, x->wide, m->proj_width, rows, err);
     if (rc == LILY_OK) rc = decisive(m, w->ba, x->scores, rows, err);
     if (rc == LILY_OK) rc = delta_rule(m, run, l, err);
     if (rc != LILY_OK) return rc;
@@ -203,9 +195,9 @@ static int attention(struct backend_model *m, const struct cuda_run *run, int32_
                      lily_err *err) {
     const struct shape *s = model_shape(m);
     struct cuda_layer w = m->dw.layer[l];
-    struct cuda_scratch *x = m->prompt->x;
-    CUdeviceptr slot = run->slots_device, queries = x->queries, parts = x->parts;
-    int32_t rows = cuda_run_rows(run), width = w.qkv.rows, kind = shape_kind_index(s, l);
+    struct cuda_scratch *x = &m->chunk;
+    CUdeviceptr slot = run->slots_device, queries = x->queries;
+    int32_t rows = cuda_run_rows(run), width = m->proj_width, kind = shape_kind_index(s, l);
     int rc = product(m, w.qkv, x->normed_bf, x->wide, width, rows, err);
     if (rc == LILY_OK) {
         rc = launch(
@@ -213,7 +205,7 @@ static int attention(struct backend_model *m, const struct cuda_run *run, int32_
             ARGS(&x->wide, &width, &w.q_norm, &w.k_norm, &m->dw.inv_freq, &slot, &kind, &queries),
             err);
     }
-    CUdeviceptr sums = x->parts_sums;
+    CUdeviceptr parts = x->parts, sums = x->parts_sums;
     int32_t split = prefill_split(run->slots[0].pos, rows, s->kv_heads, m->rows, m->processors);
     if (rc == LILY_OK) {
         rc = launch(m, prefill_flash(rows, s->kv_heads, split),
@@ -236,7 +228,7 @@ static int two_halves(struct backend_model *m, int32_t l, int32_t height, struct
                       int32_t rows, lily_err *err) {
     const struct shape *s = model_shape(m);
     struct cuda_layer w = m->dw.layer[l];
-    struct cuda_scratch *x = m->prompt->x;
+    struct cuda_scratch *x = &m->chunk;
     uint32_t blocks = prefill_expert_blocks(rows, s->experts, s->top_k, height);
     int32_t widest = s->expert_width > s->shared_width ? s->expert_width : s->shared_width;
     int rc = launch(m, prefill_experts(true, height, blocks, widest, s->hidden),
@@ -249,20 +241,19 @@ static int two_halves(struct backend_model *m, int32_t l, int32_t height, struct
 
 /* The norm behind the experts: of the next layer, or none. */
 static int combine(struct backend_model *m, int32_t next, int32_t rows, lily_err *err) {
-    struct cuda_scratch *x = m->prompt->x;
-    struct cuda_prompt p = *m->prompt;
+    struct cuda_scratch *x = &m->chunk;
+    CUdeviceptr high = shape_is_attention(model_shape(m), next) ? 0 : x->normed, low = low_of(m);
     CUdeviceptr weight = next < m->w->layers ? m->dw.layer[next].input_norm : 0;
-    if (shape_is_attention(model_shape(m), next)) p.high = 0;
     return launch(m, prefill_combine(rows),
                   ARGS(&x->given, &x->places, &x->routing, &x->scores, &x->out, &x->x, &weight,
-                       &x->normed_bf, &p.high, &p.low, &x->sums),
+                       &x->normed_bf, &high, &low, &x->sums),
                   err);
 }
 
 static int experts(struct backend_model *m, const struct cuda_run *run, int32_t l, lily_err *err) {
     const struct shape *s = model_shape(m);
     const struct cuda_layer *w = &m->dw.layer[l];
-    struct cuda_scratch *x = m->prompt->x;
+    struct cuda_scratch *x = &m->chunk;
     int32_t rows = cuda_run_rows(run), height = prefill_expert_height(rows, s->experts, s->top_k);
     CUdeviceptr begin = x->experts, count = begin + (size_t)(s->experts + 1) * sizeof(int32_t);
     CUdeviceptr list = count + sizeof(int32_t);
@@ -283,17 +274,8 @@ static int experts(struct backend_model *m, const struct cuda_run *run, int32_t 
     return rc == LILY_OK ? combine(m, l + 1, rows, err) : rc;
 }
 
-/* The arrays of this chunk from here on. */
-static struct cuda_scratch *use(struct backend_model *m, const struct cuda_run *run) {
-    struct cuda_prompt *p = m->prompt;
-    p->x = run->x;
-    p->high = p->x->normed;
-    p->low = p->high + (size_t)p->x->rows * (size_t)model_shape(m)->hidden * sizeof(uint16_t);
-    return p->x;
-}
-
 int cuda_prompt_layers(struct backend_model *m, const struct cuda_run *run, lily_err *err) {
-    struct cuda_scratch *x = use(m, run);
+    struct cuda_scratch *x = &m->chunk;
     int32_t rows = cuda_run_rows(run);
     CUdeviceptr slots = run->slots_device;
     struct cuda_mat table = m->dw.embed;

@@ -126,33 +126,29 @@ static size_t place_decode(const struct backend_model *m, CUdeviceptr base,
     place(&l, &x->sampling, slots * 64 * BACKEND_TOP_K, 2 * n, ALWAYS);
     size_t bytes = finish(&l, base);
     x->given = x->wide;
-    x->z = x->wide + (size_t)s->conv_dim * f;
-    x->conv_width = x->z_width = m->proj_width;
-    x->rows = (int32_t)rows;
     return bytes;
 }
 
-/* What only the kernels of one of the two sets need, or need in another size. */
-static void place_mixers(const struct backend_model *m, bool fast, size_t rows, struct layout *l,
+/* What only the kernels of one of the two sets need, or need in another type. */
+static void place_mixers(const struct backend_model *m, bool fast, struct layout *l,
                          struct cuda_scratch *x) {
     const struct shape *s = model_shape(m);
     const size_t f = sizeof(float), bf = sizeof(uint16_t), of = fast ? bf : f;
-    size_t q_dim = (size_t)s->q_dim, v_dim = (size_t)s->gdn_v_dim, h = (size_t)s->hidden;
+    size_t rows = (size_t)m->rows, q_dim = (size_t)s->q_dim, v_dim = (size_t)s->gdn_v_dim;
+    size_t h = (size_t)s->hidden;
     bool traced = m->options.trace != NULL;
     place(l, &x->channels, rows * (size_t)s->conv_dim, of, RECURRENT);
     if (fast) {
         /* A chunk may begin between two points of the grid. */
-        int32_t pieces = (int32_t)(rows + BACKEND_GRID - 1) / BACKEND_GRID + 1;
+        int32_t pieces = (m->rows + BACKEND_GRID - 1) / BACKEND_GRID + 1;
         size_t bytes = prefill_delta_bytes(pieces, s->gdn_v_heads, x->pieces_at);
         place(l, &x->pieces, bytes, 1, GDN_PIECES | GDN_STATES);
     }
-    place(l, &x->delta, rows * (traced ? larger(v_dim, h) : v_dim), f, GDN_STATES | GDN_NORM);
+    place(l, &x->delta, rows * (traced ? larger(v_dim, h) : v_dim), of, GDN_STATES | GDN_NORM);
     place(l, &x->queries, rows * q_dim, of, ATTN_ROWS | ATTN_MIX);
     if (fast) {
-        /* Few rows have several each. */
-        size_t parts = (size_t)m->rows;
-        place(l, &x->parts, parts * q_dim, f, ATTN_MIX);
-        place(l, &x->parts_sums, parts * 2 * (size_t)s->q_heads, f, ATTN_MIX);
+        place(l, &x->parts, rows * q_dim, f, ATTN_MIX);
+        place(l, &x->parts_sums, rows * 2 * (size_t)s->q_heads, f, ATTN_MIX);
     } else {
         place(l, &x->norms, rows * 2 * (size_t)s->gdn_k_heads, f, RECURRENT);
         place(l, &x->gates, rows * 2 * (size_t)s->gdn_v_heads, f, RECURRENT);
@@ -160,12 +156,12 @@ static void place_mixers(const struct backend_model *m, bool fast, size_t rows, 
     if (traced) place(l, &x->mix, rows * larger(larger(q_dim, v_dim), h), f, ALWAYS);
 }
 
-static void place_routing(const struct backend_model *m, bool fast, size_t rows, struct layout *l,
+static void place_routing(const struct backend_model *m, bool fast, struct layout *l,
                           struct cuda_scratch *x) {
     const struct shape *s = model_shape(m);
     const size_t f = sizeof(float), n = sizeof(int32_t);
-    size_t experts = (size_t)s->experts, gates = 2 * (size_t)s->gdn_v_heads;
-    size_t pairs = rows * (size_t)s->top_k, parts = fast ? PREFILL_DECISIVE_PARTS : 1;
+    size_t rows = (size_t)m->rows, experts = (size_t)s->experts, pairs = rows * (size_t)s->top_k;
+    size_t gates = 2 * (size_t)s->gdn_v_heads, parts = fast ? PREFILL_DECISIVE_PARTS : 1;
     if (fast) {
         place(l, &x->sums, rows * (size_t)s->hidden / 64, f, PROJECT | NORM | ROUTE | COMBINE);
         place(l, &x->counts, experts, n, NORM | ROUTE);
@@ -178,62 +174,39 @@ static void place_routing(const struct backend_model *m, bool fast, size_t rows,
     place(l, &x->experts, experts + 2 + experts + pairs / 8 + 1, n, ROUTE | UP | DOWN);
 }
 
-/* Of a chunk of so many rows. Whole: DeltaNet's projections are one product, so that z lies between
- * the rows of what is convolved and keeps them in memory. In two: they end with the convolution. */
-static size_t place_chunk(const struct backend_model *m, bool fast, bool in_two, size_t rows,
-                          CUdeviceptr base, struct cuda_scratch *x) {
+static size_t place_chunk(const struct backend_model *m, bool fast, CUdeviceptr base,
+                          struct cuda_scratch *x) {
     const struct shape *s = model_shape(m);
-    const size_t f = sizeof(float), bf = sizeof(uint16_t);
-    size_t h = (size_t)s->hidden, conv = (size_t)s->conv_dim, v_dim = (size_t)s->gdn_v_dim;
-    size_t attention = 2 * ((size_t)s->q_dim + (size_t)s->kv_dim), top_k = (size_t)s->top_k;
+    const size_t f = sizeof(float), bf = sizeof(uint16_t), of = fast ? bf : f;
+    size_t rows = (size_t)m->rows, h = (size_t)s->hidden, top_k = (size_t)s->top_k;
     size_t inner = top_k * (size_t)s->expert_width + (size_t)s->shared_width;
-    unsigned until_conv = GDN_PROJECT | GDN_CONVOLVE,
-             until_norm = until_conv | RECURRENT | GDN_NORM;
-    unsigned projected = ATTN_PROJECT | ATTN_ROWS | ATTN_MIX, normed = PROJECT | NORM | ROUTE;
+    size_t mix = larger((size_t)s->q_dim, (size_t)s->gdn_v_dim);
+    unsigned gdn = GDN_PROJECT | RECURRENT | GDN_NORM; /* the gate z is among the projections */
+    unsigned attention = ATTN_PROJECT | ATTN_ROWS | ATTN_MIX, normed = PROJECT | NORM | ROUTE;
     struct layout l = {.apart = m->options.trace != NULL};
-    *x = (struct cuda_scratch){.rows = (int32_t)rows};
+    *x = (struct cuda_scratch){0};
     place_common(m, &l, x);
     place(&l, &x->x, rows * h, f, ALWAYS);
-    place(&l, &x->given, rows * top_k * h, f, DOWN | COMBINE);
-    place(&l, &x->out, rows * h, f, GDN_OUT | ATTN_OUT | NORM | DOWN | COMBINE);
+    place(&l, &x->wide, rows * (size_t)m->proj_width, of, gdn | attention);
+    place(&l, &x->given, rows * top_k * h, of, DOWN | COMBINE);
+    place(&l, &x->mix_bf, rows * mix, bf, GDN_NORM | GDN_OUT | ATTN_MIX | ATTN_OUT);
+    place_mixers(m, fast, &l, x);
+    place(&l, &x->out, rows * h, of, GDN_OUT | ATTN_OUT | NORM | DOWN | COMBINE);
     place(&l, &x->normed_bf, rows * h, bf, normed | UP | COMBINE | HEAD | (fast ? 0 : DOWN));
     place(&l, &x->normed, rows * h, f, normed | COMBINE | HEAD);
     place(&l, &x->hidden, rows * inner, bf, UP | DOWN);
-    size_t wide = in_two ? conv : conv + v_dim;
-    place(&l, &x->wide, rows * larger(wide, attention), f,
-          (in_two ? until_conv : until_norm) | projected);
-    if (in_two) place(&l, &x->z, rows * v_dim, f, until_norm);
-    place(&l, &x->mix_bf, rows * larger((size_t)s->q_dim, v_dim), bf,
-          GDN_NORM | GDN_OUT | ATTN_MIX | ATTN_OUT);
-    place_mixers(m, fast, rows, &l, x);
-    place_routing(m, fast, rows, &l, x);
+    place_routing(m, fast, &l, x);
     place(&l, &x->logits, CUDA_HEAD_ROWS * (size_t)s->vocab, f, HEAD);
-    size_t bytes = finish(&l, base);
-    if (!in_two) x->z = x->wide + conv * f;
-    x->conv_width = (int32_t)wide;
-    x->z_width = (int32_t)(in_two ? v_dim : wide);
-    return bytes;
-}
-
-/* Short chunks, whose launches cost more than their products, are whole and find room for it. */
-static size_t whole_rows(const struct backend_model *m) {
-    return (size_t)m->rows / 2;
+    return finish(&l, base);
 }
 
 size_t cuda_place_scratch(const struct backend_model *m, bool fast, CUdeviceptr base,
-                          struct cuda_scratch *step, struct cuda_scratch chunk[2]) {
+                          struct cuda_scratch *step, struct cuda_scratch *chunk) {
     size_t bytes = place_decode(m, base, step);
-    bytes = larger(bytes, place_chunk(m, fast, false, whole_rows(m), base, &chunk[0]));
-    return larger(bytes, place_chunk(m, fast, true, (size_t)m->rows, base, &chunk[1]));
+    return larger(bytes, place_chunk(m, fast, base, chunk));
 }
 
 size_t cuda_scratch_bytes(const struct backend_model *m) {
-    struct cuda_scratch step, chunk[2];
-    size_t portable = cuda_place_scratch(m, false, 0, &step, chunk);
-    if (!cuda_prompt_suits(m)) return portable;
-    return larger(portable, cuda_place_scratch(m, true, 0, &step, chunk));
-}
-
-struct cuda_scratch *cuda_chunk_scratch(struct backend_model *m, int32_t rows) {
-    return &m->chunk[rows > m->chunk[0].rows];
+    struct cuda_scratch step, chunk;
+    return cuda_place_scratch(m, cuda_prompt_suits(m), 0, &step, &chunk);
 }

@@ -292,9 +292,13 @@ static void place_projections(struct plan *p, const struct deltanet_weights *d,
         out->ba = place_planar(p, all + 2, 2);
         return;
     }
-    struct cuda_mat both = cuda_tiles_mat(&t, place_tiles(p, &t));
-    out->qkvz = cuda_mat_rows(both, 0, upper);
-    out->ba = cuda_mat_rows(both, upper, both.rows - upper);
+    out->qkvz = out->ba = cuda_tiles_mat(&t, place_tiles(p, &t));
+    size_t below = (size_t)(upper / TILE_WIDE_ROWS) * (size_t)out->ba.row_tiles;
+    out->qkvz.rows = upper;
+    out->ba.rows -= upper;
+    out->ba.codes += below;
+    out->ba.scales += below;
+    out->ba.biases += below;
 }
 
 static CUdeviceptr place_floats(struct plan *p, const float *from, int32_t n) {
