@@ -56,7 +56,7 @@ SRC_FULL := $(SRC_CORE) $(wildcard src/serve/*.c src/cli/*.c)
 SRC_FULL := $(filter-out src/cli/core_main.c,$(SRC_FULL))
 SRC_LIB  := $(filter-out src/cli/main.c,$(SRC_FULL))
 # The core program: engine and the commands that need no network and no terminal.
-SRC_CORE += src/cli/core_main.c $(filter-out src/cli/main.c src/cli/core_main.c src/cli/chat.c src/cli/serve.c,$(wildcard src/cli/*.c))
+SRC_CORE += src/cli/core_main.c $(filter-out src/cli/main.c src/cli/core_main.c src/cli/chat.c src/cli/keyboard.c src/cli/serve.c,$(wildcard src/cli/*.c))
 # Kernels for an instruction set this machine's compiler does not target are left out.
 ifeq ($(filter x86_64 amd64,$(ARCH)),)
 FOREIGN := %_avx2.c %_avx512.c
