@@ -22,6 +22,12 @@ static int32_t read_all(lily_session *s, const int32_t *ids, int32_t n) {
     return cached;
 }
 
+/* An engine whose sessions keep six checkpoints; the last line of its log is in line[500]. */
+static lily_engine *six_checkpoints(char *line) {
+    return fake_engine((lily_engine_options){
+        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+}
+
 /* Cancels at the event after so many. */
 static int stop_soon(void *arg, int32_t done, int32_t total) {
     (void)done;
@@ -285,8 +291,7 @@ static void test_non_finite_logits(void **state) {
 static void test_memory_pressure(void **state) {
     (void)state;
     char line[500] = "";
-    lily_engine *e = fake_engine((lily_engine_options){
-        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_engine *e = six_checkpoints(line);
     lily_session *s = fake_session(e);
     int32_t ids[301];
     fill(ids, 301, 40);
@@ -315,8 +320,7 @@ static void test_memory_pressure(void **state) {
 static void test_checkpoints_on_disk(void **state) {
     (void)state;
     char line[500] = "";
-    lily_engine *e = fake_engine((lily_engine_options){
-        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_engine *e = six_checkpoints(line);
     lily_session *s = fake_session(e);
     int32_t ids[301];
     fill(ids, 301, 40);
@@ -345,8 +349,7 @@ static void test_checkpoints_on_disk(void **state) {
 static void test_a_session_at_rest(void **state) {
     (void)state;
     char line[500] = "";
-    lily_engine *e = fake_engine((lily_engine_options){
-        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_engine *e = six_checkpoints(line);
     lily_session *s = fake_session(e);
     lily_err err;
     int32_t ids[1001];
@@ -412,8 +415,7 @@ static void test_calls_at_rest(void **state) {
 static void test_a_rest_cancelled(void **state) {
     (void)state;
     char line[500] = "";
-    lily_engine *e = fake_engine((lily_engine_options){
-        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_engine *e = six_checkpoints(line);
     lily_session *s = fake_session(e);
     int32_t ids[1000];
     fill(ids, 1000, 73);
@@ -552,8 +554,7 @@ static void test_what_failures_leave(void **state) {
 static void test_a_rest_that_fails(void **state) {
     (void)state;
     char line[500] = "";
-    lily_engine *e = fake_engine((lily_engine_options){
-        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_engine *e = six_checkpoints(line);
     lily_session *s = fake_session(e);
     lily_err err;
     int32_t ids[500], cached;
