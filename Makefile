@@ -124,7 +124,7 @@ tests: $(UNIT)
 unit: $(UNIT)
 	@REFERENCE=$(REFERENCE) tests/run_unit.sh $(UNIT)
 e2e: $(BUILD)/lily $(BUILD)/lily-core $(BUILD)/fake-serve $(BUILD)/tests/text_driver $(if $(filter Linux,$(OS)),$(BUILD)/tests/fake/libcuda.so.1)
-	@$(PYTHON) -m pytest -q -rs tests/e2e --lily=$(BUILD)/lily --reference=$(REFERENCE)
+	@tests/run_e2e.sh $(PYTHON) --lily=$(BUILD)/lily --reference=$(REFERENCE)
 check:
 	@tools/check.sh
 metal-emulator:
