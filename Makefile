@@ -56,7 +56,7 @@ SRC_FULL := $(SRC_CORE) $(wildcard src/serve/*.c src/cli/*.c)
 SRC_FULL := $(filter-out src/cli/core_main.c,$(SRC_FULL))
 SRC_LIB  := $(filter-out src/cli/main.c,$(SRC_FULL))
 # The core program: engine and the commands that need no network and no terminal.
-SRC_CORE += src/cli/core_main.c $(filter-out src/cli/main.c src/cli/core_main.c src/cli/chat.c src/cli/serve.c,$(wildcard src/cli/*.c))
+SRC_CORE += src/cli/core_main.c $(filter-out src/cli/main.c src/cli/core_main.c src/cli/chat.c src/cli/keyboard.c src/cli/serve.c,$(wildcard src/cli/*.c))
 # Kernels for an instruction set this machine's compiler does not target are left out.
 ifeq ($(filter x86_64 amd64,$(ARCH)),)
 FOREIGN := %_avx2.c %_avx512.c
@@ -124,7 +124,7 @@ tests: $(UNIT)
 unit: $(UNIT)
 	@REFERENCE=$(REFERENCE) tests/run_unit.sh $(UNIT)
 e2e: $(BUILD)/lily $(BUILD)/lily-core $(BUILD)/fake-serve $(BUILD)/tests/text_driver $(if $(filter Linux,$(OS)),$(BUILD)/tests/fake/libcuda.so.1)
-	@$(PYTHON) -m pytest -q -rs tests/e2e --lily=$(BUILD)/lily --reference=$(REFERENCE)
+	@tests/run_e2e.sh $(PYTHON) --lily=$(BUILD)/lily --reference=$(REFERENCE)
 check:
 	@tools/check.sh
 metal-emulator:
@@ -173,7 +173,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/unit/%.c.o $(BUILD)/liblily.a
 $(BUILD)/tests/test_cuda_open: LDLIBS += -rdynamic
 # The CUDA backend's checks: on a card (tests/cuda/run.sh; libraries linked in, so that it can be
 # carried there), and with the portable kernels on this processor.
-CUDA_CHECK_FILES := main side prompts profile checks checks_stages checks_text checks_greedy checks_speed
+CUDA_CHECK_FILES := main older side prompts profile checks checks_stages checks_text checks_greedy checks_speed
 CUDA_CHECK := $(call OBJ,$(CUDA_CHECK_FILES:%=tests/cuda/%.c))
 $(BUILD)/cuda-check: $(CUDA_CHECK) $(BUILD)/liblily.a
 	@echo "  LINK $@"

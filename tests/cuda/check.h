@@ -50,6 +50,7 @@ void check_cuts(const struct bench_model *b, int32_t n);
 void check_states(const struct bench_model *b, int32_t n);
 void check_batch(const struct bench_model *b, int32_t slots, int32_t steps);
 void check_compositions(const struct bench_model *b, int32_t slots);
+void check_kinds(const struct bench_model *b);
 /* against_ref: ref is fast enough for it. */
 void check_sampling(const struct bench_model *b, int32_t steps, bool against_ref);
 void check_greedy(const struct bench_model *b, int32_t prompts, int32_t steps);
@@ -70,5 +71,8 @@ void profile_batch(const struct shape *s, int32_t layers, int32_t n);
 void profile_print(const char *what);
 void profile_end(void);
 void profiler_window(bool open);
+
+/* The card counts as one of this capability (80: 8.0); before a model is opened. */
+int pretend_capability(int tens, lily_err *err);
 
 #endif

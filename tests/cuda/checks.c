@@ -319,3 +319,51 @@ void check_compositions(const struct bench_model *b, int32_t slots) {
     }
     side_close(&x);
 }
+
+/* ---- for tools ------------------------------------------------------------------------------- */
+
+static void told(const char *what) {
+    printf("%s\n", what);
+    fflush(stdout);
+}
+
+/* Each kind of step once or twice, for tools under which a kernel takes a thousand times as long: a
+ * prompt, single steps, steps of several sessions with sampling, a state that is taken back to. */
+void check_kinds(const struct bench_model *b) {
+    enum { PROMPT = 70, SLOTS = 3, STEPS = 2 };
+    struct bench_model narrow = *b;
+    narrow.context = 128;
+    struct side x = side_open(&narrow, b->cuda, "kinds of steps", SLOTS, NULL);
+    float *first = side_rows(b, 1), *again = side_rows(b, 1);
+    struct backend_state *saved = NULL;
+    struct outcome out[SLOTS] = {{{0}, NULL}};
+    const int32_t of[SLOTS] = {0, 1, 2};
+    size_t row = (size_t)b->vocab * sizeof(float);
+    lily_err err;
+    told("each kind of step: a prompt");
+    side_feed(b, &x, 0, 0, PROMPT, PROMPT, NULL, NULL);
+    told("single steps");
+    if (!x.bad) side_failed(&x, b->cuda->state_new(x.m, &saved, &err), &err);
+    if (!x.bad) side_failed(&x, b->cuda->state_save(x.s[0], saved, &err), &err);
+    decode_text(b, &x, 0, PROMPT, STEPS, first);
+    if (!x.bad) side_failed(&x, b->cuda->state_restore(x.s[0], saved, PROMPT, &err), &err);
+    decode_text(b, &x, 0, PROMPT, STEPS, again);
+    note("kinds: restored: bytes of logits that differ", (double)differing(first, again, row), 0);
+    told("several sessions");
+    for (int32_t i = 0; i < SLOTS; i++) {
+        out[i].logits = side_rows(b, 1);
+        if (i) side_feed(b, &x, i, 100 * i, 7, 7, NULL, NULL);
+        if (!x.bad) side_failed(&x, b->cuda->sample_begin(x.s[i], NULL, 0, &err), &err);
+    }
+    if (!x.bad) two_steps(b, &x, (struct composition){of, SLOTS}, out);
+    double infinite = 0;
+    for (int32_t i = 0; i < SLOTS; i++) {
+        for (int32_t k = 0; k < b->vocab; k++) infinite += !isfinite(out[i].logits[k]);
+        free(out[i].logits);
+    }
+    note("kinds: logits of several sessions that are not finite", infinite, 0);
+    b->cuda->state_free(saved);
+    side_close(&x);
+    free(first);
+    free(again);
+}

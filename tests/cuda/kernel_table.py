@@ -34,8 +34,9 @@ def read(path):
     for row in rows[2:]:
         values = {}
         for name, unit, text in zip(names, units, row):
-            if "__" in name and text:
-                values[name.split(".")[0]] = float(text.replace(",", "")) * UNITS.get(unit, 1)
+            what, _, kind = name.partition(".")
+            if text and kind in ("sum", "avg.pct_of_peak_sustained_elapsed"):
+                values[what] = float(text.replace(",", "")) * UNITS.get(unit, 1)
         out.append((row[kernel].split("(")[0].split("<")[0].split("::")[-1].strip(), values))
     return out
 

@@ -11,7 +11,7 @@
 # goal of speed that was missed is only told.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-all=(doctor mini real kernels memcheck racecheck long full memory start bench speed sweep ncu)
+all=(doctor mini older real kernels memcheck racecheck long full memory start bench speed sweep ncu)
 bin= out=bench/cuda build= seconds=3600 steps=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -210,7 +210,7 @@ in_shell() {
 
 # ---- checks whose time does not matter, side by side -----------------------------------------
 four=$work/four.lily full=$work/all.lily
-for s in real memcheck racecheck long full ncu; do
+for s in real older memcheck racecheck long full ncu; do
     wants $s && [ ! -e "$four" ] && "$core" synth --packed --layers 4 "$four"
 done
 make_full() {
@@ -249,6 +249,12 @@ control() {
 }
 wants doctor && step doctor 60 "$core" doctor
 wants mini && step mini 300 "$check" --json "$work/mini.json" &
+# What the cards without kernels of their own run, compiled from its PTX for this one.
+older() {
+    CUDA_FORCE_PTX_JIT=1 step "$@" stages logits cuts states batch company
+}
+wants older && { older older 300 "$check" --capability 80 --json "$work/older.json"
+    older older-real 300 "$check" --capability 80 -m "$four" --against cpu --json "$work/older-real.json"; } &
 wants memcheck && sanitize memcheck &
 wants long && { step long 300 "$check" --json "$work/long.json" long
     step long-real 300 "$check" -m "$four" --json "$work/long-real.json" long; } &

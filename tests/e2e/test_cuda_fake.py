@@ -84,7 +84,7 @@ def test_bench(card):
 def test_progress_bar(card, lily):
     """Of the upload, on a terminal and nowhere else."""
     assert "upload" not in card(*RUN, "--backend", "cuda").stderr
-    slow = card.environment("wait_ms=250")
+    slow = card.environment("wait_ms=100")
     words = [f"{name}={slow[name]}" for name in ("LD_LIBRARY_PATH", "FAKE_CUDA")]
     terminal = Terminal(["/usr/bin/env", *words, str(lily.path), *RUN, "--backend", "cuda"])
     terminal.expect("upload")
