@@ -92,7 +92,7 @@ FUZZ  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.
 
 # Objects of tests are kept, so that a second run compiles nothing.
 .SECONDARY:
-.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal metal-full metal-emulator cuda-emulator release
+.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal metal-full metal-emulator cuda-emulator cuda-races release
 help:
 	@echo "make demo   install what is missing, build, answer a prompt with the embedded stand-in"
 	@echo "make test   install what is missing, build, run all tests"
@@ -185,7 +185,7 @@ $(BUILD)/cuda-emulated: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulato
 $(EMULATED)/%.o: tests/cuda/%.c $(wildcard tests/cuda/*.h)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) -Itests/cuda -DCUDA_EMULATED -c -o $@ $<
-$(EMULATED)/emulator.o: tests/cuda/emulator/emulator.cpp tests/cuda/emulator/emulator.h
+$(EMULATED)/emulator.o: tests/cuda/emulator/emulator.cpp $(wildcard tests/cuda/emulator/*.h)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror -Isrc -Iinclude -c -o $@ $<
 $(patsubst %,$(EMULATED)/%.o,$(filter portable_% batch_%,$(CUDA_FILES))): $(EMULATED)/%.o: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c src/backend/cuda/batch.c
@@ -193,28 +193,45 @@ $(patsubst %,$(EMULATED)/%.o,$(filter portable_% batch_%,$(CUDA_FILES))): $(EMUL
 	@echo "  CXX  $< (emulated)"
 	$(Q)tests/cuda/emulator/kernels.sh mini $* >$(@:.o=.cpp)
 	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $(@:.o=.cpp)
+# The same kernels telling of every access to a library of ours in the thread sanitizer's place.
+WATCHED := $(BUILD)/tests/cuda/watched
+$(BUILD)/cuda-watched: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator) $(patsubst %,$(WATCHED)/%.o,watch $(filter portable_% batch_%,$(CUDA_FILES))) $(call OBJ,tests/cuda/emulator/table.c) $(BUILD)/liblily.a
+	@echo "  LINK $@"
+	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -rdynamic -o $@ $^ $(STATIC) -lpthread -lm -ldl
+$(WATCHED)/watch.o: tests/cuda/emulator/watch.cpp tests/cuda/emulator/watch.h
+	@mkdir -p $(@D)
+	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror -c -o $@ $<
+# The watch itself: kernels with a mistake each.
+$(BUILD)/watch-control: tests/cuda/emulator/watch_control.cpp $(EMULATED)/emulator.o $(WATCHED)/watch.o
+	@echo "  LINK $@"
+	$(Q)$(CXX) -std=c++17 -O2 -g -fsanitize=thread -Wall -Wextra -Werror -Itests/cuda/emulator -Isrc -Iinclude -c -o $(WATCHED)/control.o $<
+	$(Q)$(CXX) -rdynamic -o $@ $(WATCHED)/control.o $(filter %.o,$^) -ldl
+$(WATCHED)/%.o: $(EMULATED)/%.o
+	@mkdir -p $(@D)
+	@echo "  CXX  $* (watched)"
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -fsanitize=thread -Wno-unknown-pragmas -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $(<:.o=.cpp)
 ifeq ($(OS)$(ARCH),Linuxx86_64)
 # The prompt kernels of sm_90a alone.
 $(EMULATED)/prefill.o: tests/cuda/emulator/prefill.cpp $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cu* tests/cuda/*.h tests/cuda/*.cu tests/cuda/emulator/*)
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
-	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -c -o $@ $<
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -Iinclude -c -o $@ $<
 # The batched kernels at the large shape.
 $(EMULATED)/batch.o: tests/cuda/emulator/batch.cpp $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cu* tests/cuda/emulator/*)
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
-	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $<
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -Iinclude -c -o $@ $<
 # The whole backend with them, at a shape that they take.
 PROMPTS := $(EMULATED)/prompts
 $(patsubst %,$(PROMPTS)/%.o,$(filter portable_%,$(CUDA_FILES))): $(PROMPTS)/%.o: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c src/backend/cuda/batch.c
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
 	$(Q)tests/cuda/emulator/kernels.sh prefill $* emulator/prefill_shape.h >$(@:.o=.cpp)
-	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -c -o $@ $(@:.o=.cpp)
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -Iinclude -c -o $@ $(@:.o=.cpp)
 $(PROMPTS)/prompts.o: tests/cuda/emulator/prompts.cpp $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cu* tests/cuda/emulator/*)
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
-	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -c -o $@ $<
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -Iinclude -c -o $@ $<
 $(BUILD)/prompt-emulated: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator emulator/prompts) $(patsubst %,$(PROMPTS)/%.o,prompts $(filter portable_%,$(CUDA_FILES))) $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -rdynamic -o $@ $^ $(STATIC) -lpthread -lm -ldl
@@ -227,6 +244,10 @@ $(BUILD)/batch-emulated: $(EMULATED)/batch.o $(EMULATED)/emulator.o
 $(BUILD)/prefill-emulated: $(EMULATED)/prefill.o $(EMULATED)/emulator.o
 	@echo "  LINK $@"
 	$(Q)$(CXX) -o $@ $^
+$(BUILD)/%-watched: tests/cuda/emulator/%.cpp $(EMULATED)/%.o $(EMULATED)/emulator.o $(WATCHED)/watch.o
+	@echo "  LINK $@"
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -fsanitize=thread -Wno-unknown-pragmas -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -Iinclude -c -o $(WATCHED)/$*.o $<
+	$(Q)$(CXX) -rdynamic -o $@ $(WATCHED)/$*.o $(EMULATED)/emulator.o $(WATCHED)/watch.o -ldl
 cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prompt-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated $(BUILD)/sample-emulated
 	@$(BUILD)/cuda-emulated
 	@$(BUILD)/cuda-emulated --capability 90 stages logits batch
@@ -234,8 +255,15 @@ cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prompt-emulated $(BUILD)/prefill-
 	@$(BUILD)/prefill-emulated check
 	@$(BUILD)/batch-emulated
 	@$(BUILD)/sample-emulated
+# Who touches what, and what orders it: six minutes.
+cuda-races: $(BUILD)/watch-control $(BUILD)/cuda-watched $(BUILD)/batch-watched $(BUILD)/prefill-watched
+	@$(BUILD)/watch-control
+	@$(BUILD)/cuda-watched kinds
+	@$(BUILD)/cuda-watched --capability 90 kinds
+	@$(BUILD)/batch-watched
+	@$(BUILD)/prefill-watched check
 else
-cuda-emulator:
+cuda-emulator cuda-races:
 	@echo "skipped: the CUDA emulator switches fibers in x86-64 code for Linux"
 endif
 # Machine code for every card from 8.0 on instead of PTX that a driver compiles at the first start.
