@@ -56,7 +56,7 @@ def test_a_card_that_does_not_serve(card, wrong, text):
 
 @pytest.mark.parametrize("wrong, text", [
     ("memory=1000000", "this GPU is too small for the model: use the CPU backend"),
-    ("memory=480000000 context=300000000", "session(s) of"),
+    ("memory=480000000 context=330000000", "session(s) of"),
     ("module=209", "found no kernels for this GPU in the program, expected some; build with"),
     ("module=222", "the driver is too old to compile; update the NVIDIA driver"),
 ])
