@@ -56,7 +56,7 @@ SRC_FULL := $(SRC_CORE) $(wildcard src/serve/*.c src/cli/*.c)
 SRC_FULL := $(filter-out src/cli/core_main.c,$(SRC_FULL))
 SRC_LIB  := $(filter-out src/cli/main.c,$(SRC_FULL))
 # The core program: engine and the commands that need no network and no terminal.
-SRC_CORE += src/cli/core_main.c $(filter-out src/cli/main.c src/cli/core_main.c src/cli/chat.c src/cli/serve.c,$(wildcard src/cli/*.c))
+SRC_CORE += src/cli/core_main.c $(filter-out src/cli/main.c src/cli/core_main.c src/cli/chat.c src/cli/keyboard.c src/cli/serve.c,$(wildcard src/cli/*.c))
 # Kernels for an instruction set this machine's compiler does not target are left out.
 ifeq ($(filter x86_64 amd64,$(ARCH)),)
 FOREIGN := %_avx2.c %_avx512.c
@@ -92,7 +92,7 @@ FUZZ  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.
 
 # Objects of tests are kept, so that a second run compiles nothing.
 .SECONDARY:
-.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal metal-full metal-emulator cuda-emulator release
+.PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal metal-full metal-emulator cuda-emulator cuda-races release
 help:
 	@echo "make demo   install what is missing, build, answer a prompt with the embedded stand-in"
 	@echo "make test   install what is missing, build, run all tests"
@@ -124,7 +124,7 @@ tests: $(UNIT)
 unit: $(UNIT)
 	@REFERENCE=$(REFERENCE) tests/run_unit.sh $(UNIT)
 e2e: $(BUILD)/lily $(BUILD)/lily-core $(BUILD)/fake-serve $(BUILD)/tests/text_driver $(if $(filter Linux,$(OS)),$(BUILD)/tests/fake/libcuda.so.1)
-	@$(PYTHON) -m pytest -q -rs tests/e2e --lily=$(BUILD)/lily --reference=$(REFERENCE)
+	@tests/run_e2e.sh $(PYTHON) --lily=$(BUILD)/lily --reference=$(REFERENCE)
 check:
 	@tools/check.sh
 metal-emulator:
@@ -173,19 +173,19 @@ $(BUILD)/tests/%: $(BUILD)/tests/unit/%.c.o $(BUILD)/liblily.a
 $(BUILD)/tests/test_cuda_open: LDLIBS += -rdynamic
 # The CUDA backend's checks: on a card (tests/cuda/run.sh; libraries linked in, so that it can be
 # carried there), and with the portable kernels on this processor.
-CUDA_CHECK_FILES := main side prompts profile checks checks_stages checks_text checks_greedy checks_speed
+CUDA_CHECK_FILES := main older side prompts profile checks checks_stages checks_ties checks_text checks_greedy checks_speed
 CUDA_CHECK := $(call OBJ,$(CUDA_CHECK_FILES:%=tests/cuda/%.c))
 $(BUILD)/cuda-check: $(CUDA_CHECK) $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(STATIC) -lpthread -lm -ldl
 EMULATED := $(BUILD)/tests/cuda/emulated
-$(BUILD)/cuda-emulated: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator $(filter portable_% batch_%,$(CUDA_FILES))) $(call OBJ,tests/cuda/emulator/table.c) $(BUILD)/liblily.a
+$(BUILD)/cuda-emulated: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator $(filter portable_% batch_%,$(CUDA_FILES))) $(EMULATED)/emulator/table.o $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -rdynamic -o $@ $^ $(STATIC) -lpthread -lm -ldl
 $(EMULATED)/%.o: tests/cuda/%.c $(wildcard tests/cuda/*.h)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) -DCUDA_EMULATED -c -o $@ $<
-$(EMULATED)/emulator.o: tests/cuda/emulator/emulator.cpp tests/cuda/emulator/emulator.h
+	$(Q)$(CC) $(CFLAGS) -Itests/cuda -DCUDA_EMULATED -c -o $@ $<
+$(EMULATED)/emulator.o: tests/cuda/emulator/emulator.cpp $(wildcard tests/cuda/emulator/*.h)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror -Isrc -Iinclude -c -o $@ $<
 $(patsubst %,$(EMULATED)/%.o,$(filter portable_% batch_%,$(CUDA_FILES))): $(EMULATED)/%.o: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c src/backend/cuda/batch.c
@@ -193,17 +193,48 @@ $(patsubst %,$(EMULATED)/%.o,$(filter portable_% batch_%,$(CUDA_FILES))): $(EMUL
 	@echo "  CXX  $< (emulated)"
 	$(Q)tests/cuda/emulator/kernels.sh mini $* >$(@:.o=.cpp)
 	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $(@:.o=.cpp)
+# The same kernels telling of every access to a library of ours in the thread sanitizer's place.
+WATCHED := $(BUILD)/tests/cuda/watched
+$(BUILD)/cuda-watched: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator) $(patsubst %,$(WATCHED)/%.o,watch $(filter portable_% batch_%,$(CUDA_FILES))) $(call OBJ,tests/cuda/emulator/table.c) $(BUILD)/liblily.a
+	@echo "  LINK $@"
+	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -rdynamic -o $@ $^ $(STATIC) -lpthread -lm -ldl
+$(WATCHED)/watch.o: tests/cuda/emulator/watch.cpp tests/cuda/emulator/watch.h
+	@mkdir -p $(@D)
+	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror -c -o $@ $<
+# The watch itself: kernels with a mistake each.
+$(BUILD)/watch-control: tests/cuda/emulator/watch_control.cpp $(EMULATED)/emulator.o $(WATCHED)/watch.o
+	@echo "  LINK $@"
+	$(Q)$(CXX) -std=c++17 -O2 -g -fsanitize=thread -Wall -Wextra -Werror -Itests/cuda/emulator -Isrc -Iinclude -c -o $(WATCHED)/control.o $<
+	$(Q)$(CXX) -rdynamic -o $@ $(WATCHED)/control.o $(filter %.o,$^) -ldl
+$(WATCHED)/%.o: $(EMULATED)/%.o
+	@mkdir -p $(@D)
+	@echo "  CXX  $* (watched)"
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -fsanitize=thread -Wno-unknown-pragmas -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $(<:.o=.cpp)
 ifeq ($(OS)$(ARCH),Linuxx86_64)
 # The prompt kernels of sm_90a alone.
 $(EMULATED)/prefill.o: tests/cuda/emulator/prefill.cpp $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cu* tests/cuda/*.h tests/cuda/*.cu tests/cuda/emulator/*)
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
-	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -c -o $@ $<
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -Iinclude -c -o $@ $<
 # The batched kernels at the large shape.
 $(EMULATED)/batch.o: tests/cuda/emulator/batch.cpp $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cu* tests/cuda/emulator/*)
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
-	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $<
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -Iinclude -c -o $@ $<
+# The whole backend with them, at a shape that they take.
+PROMPTS := $(EMULATED)/prompts
+$(patsubst %,$(PROMPTS)/%.o,$(filter portable_%,$(CUDA_FILES))): $(PROMPTS)/%.o: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c src/backend/cuda/batch.c
+	@mkdir -p $(@D)
+	@echo "  CXX  $< (emulated)"
+	$(Q)tests/cuda/emulator/kernels.sh prefill $* emulator/prefill_shape.h >$(@:.o=.cpp)
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -Iinclude -c -o $@ $(@:.o=.cpp)
+$(PROMPTS)/prompts.o: tests/cuda/emulator/prompts.cpp $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cu* tests/cuda/emulator/*)
+	@mkdir -p $(@D)
+	@echo "  CXX  $< (emulated)"
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -Iinclude -c -o $@ $<
+$(BUILD)/prompt-emulated: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator emulator/prompts) $(patsubst %,$(PROMPTS)/%.o,prompts $(filter portable_%,$(CUDA_FILES))) $(BUILD)/liblily.a
+	@echo "  LINK $@"
+	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -rdynamic -o $@ $^ $(STATIC) -lpthread -lm -ldl
 $(BUILD)/sample-emulated: $(call OBJ,tests/cuda/emulator/sample.c) $(EMULATED)/portable_sample.o $(EMULATED)/emulator.o $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -o $@ $^ $(STATIC) -lpthread -lm -ldl
@@ -213,14 +244,26 @@ $(BUILD)/batch-emulated: $(EMULATED)/batch.o $(EMULATED)/emulator.o
 $(BUILD)/prefill-emulated: $(EMULATED)/prefill.o $(EMULATED)/emulator.o
 	@echo "  LINK $@"
 	$(Q)$(CXX) -o $@ $^
-cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated $(BUILD)/sample-emulated
+$(BUILD)/%-watched: tests/cuda/emulator/%.cpp $(EMULATED)/%.o $(EMULATED)/emulator.o $(WATCHED)/watch.o
+	@echo "  LINK $@"
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -fsanitize=thread -Wno-unknown-pragmas -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -Iinclude -c -o $(WATCHED)/$*.o $<
+	$(Q)$(CXX) -rdynamic -o $@ $(WATCHED)/$*.o $(EMULATED)/emulator.o $(WATCHED)/watch.o -ldl
+cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prompt-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated $(BUILD)/sample-emulated
 	@$(BUILD)/cuda-emulated
 	@$(BUILD)/cuda-emulated --capability 90 stages logits batch
+	@$(BUILD)/prompt-emulated --capability 90 logits cuts
 	@$(BUILD)/prefill-emulated check
 	@$(BUILD)/batch-emulated
 	@$(BUILD)/sample-emulated
+# Who touches what, and what orders it: six minutes.
+cuda-races: $(BUILD)/watch-control $(BUILD)/cuda-watched $(BUILD)/batch-watched $(BUILD)/prefill-watched
+	@$(BUILD)/watch-control
+	@$(BUILD)/cuda-watched kinds
+	@$(BUILD)/cuda-watched --capability 90 kinds
+	@$(BUILD)/batch-watched
+	@$(BUILD)/prefill-watched check
 else
-cuda-emulator:
+cuda-emulator cuda-races:
 	@echo "skipped: the CUDA emulator switches fibers in x86-64 code for Linux"
 endif
 # Machine code for every card from 8.0 on instead of PTX that a driver compiles at the first start.

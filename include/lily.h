@@ -180,9 +180,10 @@ typedef struct lily_result {
  * empties it. */
 int lily_generate(lily_session *s, const lily_request *request, lily_result *result, lily_err *err);
 
-/* Makes the running lily_generate (sync, score) of s end within a token or a chunk, and leaves what
- * lily_session_idle is writing in memory. Any thread, any time; without a running call it does
- * nothing but make the next lily_session_idle write nothing. */
+/* Makes the running lily_generate (sync, score) of s end within a token or a chunk, or, while it
+ * reads the session back from disk, within a piece, and leaves what lily_session_idle is writing in
+ * memory. Any thread, any time; without a running call it does nothing but make the next
+ * lily_session_idle write nothing. */
 void lily_cancel(lily_session *s);
 
 /* ---- evaluation and measurement -------------------------------------------------------------- */
@@ -202,11 +203,15 @@ int lily_session_greedy(lily_session *s, int32_t id, int32_t n, lily_token_fn to
  * device sampled during it. */
 const float *lily_session_logits(const lily_session *s);
 void lily_session_reset(lily_session *s);
+/* Tokens held, in memory or on disk: a prompt that begins with them does not have them read again.
+ * 0 after an error that emptied the session; any other error leaves them. Not beside a running
+ * call. */
+int32_t lily_session_held(const lily_session *s);
 
 /* To be called every few seconds while nothing is asked of the session: where the system is short
  * of memory all that the session holds goes to disk, to a file that nobody else can read, until the
- * next call, which takes longer by the reading. False: further calls are of no use, since nothing
- * here tells of such a shortage or the disk is full. */
+ * next call, which takes longer by the reading. A full disk is tried again, ever less often. False:
+ * further calls are of no use, since nothing here tells of such a shortage. */
 bool lily_session_idle(lily_session *s);
 
 /* Teacher-forced logits: row(arg, i, logits[vocab]) after each ids[i]; nonzero stops with

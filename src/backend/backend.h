@@ -220,8 +220,15 @@ struct backend {
     int (*selftest)(const struct selftest_args *args, lily_err *err);
 };
 
-/* The checks that every backend makes before it moves states and rows, in one wording (check.c).
- * kv_rows: rows the session holds; context: rows it has room for. */
+/* The checks that every backend makes, in one wording (check.c). Before a session is made, of which
+ * there are `sessions`; */
+int backend_check_session(const struct backend_options *options, int32_t context, int32_t sessions,
+                          lily_err *err);
+/* before a token is read at a position; */
+int backend_check_token(const struct shape *shape, int32_t token, lily_err *err);
+int backend_check_room(int32_t position, int32_t context, lily_err *err);
+/* and before states and rows are moved. kv_rows: rows the session holds; context: rows it has room
+ * for. */
 int backend_check_restore(int32_t pos, int32_t kv_rows, lily_err *err);
 int backend_check_export(int32_t from, int32_t n, int32_t kv_rows, lily_err *err);
 /* Rows are imported in ascending order: from is at most the number of rows already held. */

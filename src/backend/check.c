@@ -1,5 +1,35 @@
 #include "backend/backend.h"
 
+int backend_check_session(const struct backend_options *options, int32_t context, int32_t sessions,
+                          lily_err *err) {
+    if (context < 1 || context > options->max_context) {
+        return ERR(err, LILY_EINVAL,
+                   "session: found a context of %d tokens, expected 1 to %d; open the model with a "
+                   "larger context or ask for less",
+                   context, options->max_context);
+    }
+    if (sessions < options->max_sessions) return LILY_OK;
+    return ERR(err, LILY_EBUSY,
+               "session: found %d open, expected fewer than %d; close one or open the model for "
+               "more",
+               sessions, options->max_sessions);
+}
+
+int backend_check_token(const struct shape *shape, int32_t token, lily_err *err) {
+    if (token >= 0 && token < shape->vocab) return LILY_OK;
+    return ERR(err, LILY_EINVAL,
+               "token: found id %d, expected 0 to %d; tokenize with this checkpoint's tokenizer",
+               token, shape->vocab - 1);
+}
+
+int backend_check_room(int32_t position, int32_t context, lily_err *err) {
+    if (position < context) return LILY_OK;
+    return ERR(err, LILY_ECONTEXT,
+               "session: found %d tokens, expected fewer than its context of %d; start a session "
+               "with a larger context",
+               position, context);
+}
+
 int backend_check_restore(int32_t pos, int32_t kv_rows, lily_err *err) {
     if (pos >= 0 && pos <= kv_rows) return LILY_OK;
     return ERR(err, LILY_EINVAL,

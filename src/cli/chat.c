@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/select.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <wchar.h>
@@ -14,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/conversation.h"
 #include "cli/interrupt.h"
+#include "cli/keyboard.h"
 #include "cli/output.h"
 
 enum { HISTORY_LINES = 1000 };
@@ -31,6 +31,7 @@ struct chat {
     bool watched; /* a terminal on both sides: line editing, prompts, speed after each answer */
     EditLine *edit;
     History *history;
+    struct keyboard keyboard;
     const char *prompt; /* what the running read shows */
     bool leaving;
     bool failed; /* a turn did: the exit status tells it to whoever piped the questions in */
@@ -47,46 +48,16 @@ static char *show_prompt(EditLine *edit) {
     return (char *)c->prompt;
 }
 
-/* Waits for a byte with the signals let in only here, so that none is missed between a look at the
- * flag and the wait. false: a signal to act on, or the end. */
-static bool wait_for_key(const sigset_t *open_mask) {
-    fd_set keys;
-    while (!interrupted()) {
-        FD_ZERO(&keys);
-        FD_SET(STDIN_FILENO, &keys);
-        if (pselect(STDIN_FILENO + 1, &keys, NULL, NULL, NULL, open_mask) > 0) return true;
-        if (errno != EINTR) return false;
-    }
-    return false;
+/* EL_GETCFN */
+static int read_key(EditLine *edit, wchar_t *out) {
+    struct chat *c;
+    el_get(edit, EL_CLIENTDATA, &c);
+    return keyboard_read(&c->keyboard, out);
 }
 
-/* EL_GETCFN: one character for the line editor; 1, 0 at the end, -1 after a signal. */
-static int read_key(EditLine *edit, wchar_t *out) {
-    (void)edit;
-    sigset_t ours, open_mask;
-    mbstate_t state = {0};
-    int got = -1;
-    sigemptyset(&ours);
-    sigaddset(&ours, SIGINT);
-    sigaddset(&ours, SIGTERM);
-    sigaddset(&ours, SIGHUP);
-    sigprocmask(SIG_BLOCK, &ours, &open_mask);
-    while (wait_for_key(&open_mask)) {
-        char byte;
-        got = (int)read(STDIN_FILENO, &byte, 1);
-        if (got != 1) break;
-        /* A Ctrl-D typed before the editor took the terminal over (during an answer, say) is kept
-         * by the terminal as a zero byte. */
-        if (byte == 0) byte = 'D' & 0x1f;
-        size_t n = mbrtowc(out, &byte, 1, &state);
-        if (n == (size_t)-1)
-            memset(&state, 0, sizeof state); /* not text: drop it */
-        else if (n != (size_t)-2)
-            break;
-        got = -1;
-    }
-    sigprocmask(SIG_SETMASK, &open_mask, NULL);
-    return got;
+static void redraw(void *arg) {
+    struct chat *c = arg;
+    el_set(c->edit, EL_REFRESH);
 }
 
 /* ~/.local/state/lily/history, its folders made; the account's own entry names the home. */
@@ -406,6 +377,7 @@ static int chat(struct chat_options *o, struct chat *c, lily_err *err) {
         lily_engine_get_info(c->talk.engine, &info);
         printf("%s on %s (%s), context %d. /help lists commands, Ctrl-D leaves.\n", info.model_name,
                info.backend, info.device, (int)info.context);
+        c->keyboard = (struct keyboard){.session = c->talk.session, .redraw = redraw, .arg = c};
         start_editing(c, o);
     }
     talk(c);

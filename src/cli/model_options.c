@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/interrupt.h"
 #include "cli/output.h"
@@ -34,12 +35,25 @@ static int opening_progress(void *arg, const char *label, const char *unit, uint
     return work_bar_update(&o->bar, label, unit, done, total);
 }
 
+static struct {
+    bool on, overwritten;
+} prompt; /* that the user sees while a line of the log comes */
+
 /* The engine's lines: the choice of a backend is for those who ask, all others are warnings. */
 static void opening_log(void *arg, const char *line) {
     struct opening *o = arg;
     if (!o->verbose && strncmp(line, "backend: ", 9) == 0) return;
     work_bar_end(&o->bar); /* a line must not be drawn into a running bar */
+    if (prompt.on) fputs("\r\033[K", stderr);
+    prompt.overwritten |= prompt.on;
     fprintf(stderr, "lily: %s\n", line);
+}
+
+bool model_log_at_prompt(bool on) {
+    bool overwritten = prompt.overwritten;
+    prompt.on = on && isatty(STDERR_FILENO);
+    prompt.overwritten = false;
+    return overwritten;
 }
 
 /* A command that knows how much it needs asks for that; the user's --ctx wins. */

@@ -38,6 +38,10 @@ struct model_options {
  * gave none; 0: the engine's default. */
 int model_open(const struct model_options *o, int32_t context, lily_engine **out, lily_err *err);
 
+/* While on, a line of the engine's log on the terminal replaces the one that is being typed.
+ * Returns whether one did since the last call: that one is to be drawn anew. */
+bool model_log_at_prompt(bool on);
+
 /* A progress bar behind a lily_progress_fn: arg is a struct work_bar, zeroed before. It cancels the
  * work once a signal was noted. */
 struct work_bar {

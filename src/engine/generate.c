@@ -192,7 +192,11 @@ int lily_generate(lily_session *s, const lily_request *request, lily_result *res
                   lily_err *err) {
     *result = (lily_result){0};
     int rc = session_enter(s, err);
-    return rc ? rc : session_leave(s, generate(s, request, result, err));
+    if (!rc) return session_leave(s, generate(s, request, result, err));
+    if (rc != LILY_ECANCELED) return rc; /* while it was read back from disk */
+    result->prompt_tokens = (int32_t)request->n_prompt;
+    result->finish = LILY_FINISH_CANCELLED;
+    return 0;
 }
 
 /* ---- measurement ----------------------------------------------------------------------------- */

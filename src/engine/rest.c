@@ -34,8 +34,9 @@ static int move_rows(lily_session *s, bool put, lily_err *err) {
     void *buffer = malloc(b->kv_bytes(s->engine->model, PIECE));
     int rc = buffer ? 0 : ERR_NOMEM(err, "session");
     for (int32_t from = 0; from < s->held && !rc; from += PIECE) {
-        if (put && session_cancelled(s)) {
-            rc = ERR(err, LILY_ECANCELED, "session: stayed in memory at token %d", from);
+        if (session_cancelled(s)) {
+            rc = ERR(err, LILY_ECANCELED, "session: cancelled %s disk at token %d of %d",
+                     put ? "on its way to" : "on its way from", from, s->held);
             break;
         }
         int32_t n = s->held - from < PIECE ? s->held - from : PIECE;
@@ -85,6 +86,11 @@ int rest_end(lily_session *s, lily_err *err) {
     if (!s->rest.on_disk) return 0; /* emptied meanwhile */
     rc = move_rows(s, false, err);
     if (!rc) rc = move_state(s, false, err);
+    if (rc == LILY_ENOMEM || rc == LILY_ECANCELED) {
+        b->session_free(s->backend);
+        s->backend = NULL;
+        return rc;
+    }
     rest_drop(s);
     if (!rc) return 0;
     engine_log(s->engine, "session on disk: %s; it was emptied", err->msg);

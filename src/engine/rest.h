@@ -10,8 +10,9 @@
  * LILY_ECANCELED between pieces. */
 int rest_begin(lily_session *s, lily_err *err);
 
-/* Makes the backend's session anew and reads it back. LILY_ENOMEM: there is no room, and it stays
- * where it is. What cannot be read is forgotten: the session is empty then, the log says so. */
+/* Makes the backend's session anew and reads it back. LILY_ENOMEM: there is no room, or
+ * LILY_ECANCELED by lily_cancel between pieces: it stays where it is. What cannot be read is
+ * forgotten: the session is empty then, the log says so. */
 int rest_end(lily_session *s, lily_err *err);
 
 /* Forgets what is on disk. */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "engine/rest.h"
 
 enum { STRIDE = 4096 }; /* a long prompt is checkpointed each so many tokens as well */
@@ -75,11 +76,10 @@ int session_enter(lily_session *s, lily_err *err) {
                    "session: found a call from within a callback, expected none while another call "
                    "on the engine runs; end that one first");
     }
-    int rc = s->backend ? 0 : rest_end(s, err);
-    if (rc) return rc;
     s->engine->in_call = true;
     atomic_store(&s->cancel, false);
-    return 0;
+    int rc = s->backend ? 0 : rest_end(s, err);
+    return rc ? session_leave(s, rc) : 0;
 }
 
 int session_leave(lily_session *s, int rc) {
@@ -97,6 +97,10 @@ bool session_cancelled(lily_session *s) {
 
 int32_t session_position(const lily_session *s) {
     return s->engine->backend->position(s->backend);
+}
+
+int32_t lily_session_held(const lily_session *s) {
+    return s->held;
 }
 
 const float *lily_session_logits(const lily_session *s) {
@@ -184,20 +188,34 @@ static void heed_pressure(lily_session *s) {
     if (p != BACKEND_PRESSURE_NONE) give_back(s, p == BACKEND_PRESSURE_CRITICAL ? 0 : 1);
 }
 
+/* A disk that was full may have room again: it is tried ever less often, and told once. */
+static void rest_failed(lily_session *s, const lily_err *err) {
+    enum { FIRST = 30, MOST = 1800 }; /* seconds */
+    struct rest *r = &s->rest;
+    if (r->wait == 0) {
+        engine_log(s->engine, "memory: the system is short of it; %s; it is tried again later",
+                   err->msg);
+    }
+    r->wait = r->wait == 0 ? FIRST : r->wait < MOST / 2 ? 2 * r->wait : MOST;
+    r->next_ns = clock_ns() + (int64_t)r->wait * 1000000000;
+}
+
 bool lily_session_idle(lily_session *s) {
     lily_err err;
     if (!s->engine->backend->pressure) return false;
     if (s->engine->in_call || !s->backend || pressure(s) == BACKEND_PRESSURE_NONE) return true;
     give_back(s, 0);
+    if (s->rest.wait && clock_ns() < s->rest.next_ns) return true;
     int32_t held = s->held;
     int rc = session_cancelled(s) ? LILY_ECANCELED : rest_begin(s, &err);
     /* Not at the beginning: a cancel that came just before it would be lost. */
     atomic_store(&s->cancel, false);
     if (rc == LILY_ECANCELED) return true;
     if (rc) {
-        engine_log(s->engine, "memory: the system is short of it; %s", err.msg);
-        return false;
+        rest_failed(s, &err);
+        return true;
     }
+    s->rest.wait = 0;
     engine_log(s->engine,
                "memory: the system is short of it; the session of %d tokens waits on disk", held);
     return true;

@@ -22,6 +22,8 @@ struct rest {
     bool on_disk;
     int fd;           /* while on_disk */
     int32_t position; /* of the state there */
+    int32_t wait;     /* seconds to the next try after one that failed; 0: none did */
+    int64_t next_ns;  /* when that is */
 };
 
 struct lily_session {
@@ -47,7 +49,8 @@ struct lily_session {
 
 /* Every public call on a session begins with session_enter, which clears the cancel flag and wakes
  * a session at rest, and ends with session_leave, which returns rc. LILY_EBUSY: it comes from a
- * callback of a running one. LILY_ENOMEM: there is no room to wake it. */
+ * callback of a running one. LILY_ENOMEM, LILY_ECANCELED: there is no room to wake it, or that was
+ * cancelled, and it rests on. */
 int session_enter(lily_session *s, lily_err *err);
 int session_leave(lily_session *s, int rc);
 

@@ -59,7 +59,7 @@ int field_number(const json_t *object, const char *path, const char *name, doubl
         char full[160];
         field_path(full, sizeof full, path, name);
         return api_error_set(err, 400, "invalid_value", full,
-                             "%s: found %g, expected a number from %g to %g", full, x, lo, hi);
+                             "%s: found %.12g, expected a number from %g to %g", full, x, lo, hi);
     }
     *value = x;
     return 0;
@@ -80,7 +80,7 @@ int field_integer(const json_t *object, const char *path, const char *name, int6
         char full[160], found[32];
         field_path(full, sizeof full, path, name);
         if (fits) snprintf(found, sizeof found, "%lld", (long long)x);
-        if (!fits) snprintf(found, sizeof found, "%g", real);
+        if (!fits) snprintf(found, sizeof found, "%.20g", real);
         return api_error_set(err, 400, "invalid_value", full,
                              "%s: found %s, expected an integer from %lld to %lld", full, found,
                              (long long)lo, (long long)hi);

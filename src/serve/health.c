@@ -35,16 +35,17 @@ json_t *health_json(struct server *s) {
     const char *state = s->stopping ? "stopping" : s->running ? "busy" : "idle";
     int n_running = s->running != NULL, queued = s->n_jobs - n_running;
     int connections = s->n_conns;
+    int32_t tokens = s->session_tokens;
     size_t held = s->held_bytes;
     pthread_mutex_unlock(&s->lock);
-    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:o, s:o, s:s, s:s, s:s, s:i, s:f}",
-                     "status", "ok", "state", state, "running", n_running, "queued", queued,
-                     "max_queue", (int)s->options.max_queue, "connections", connections,
-                     "max_connections", (int)s->options.max_connections, "held_bytes",
-                     (json_int_t)held, "current", running, "totals", totals_json(&totals), "model",
-                     s->model, "backend", s->info.backend, "version", LILY_VERSION,
-                     "context_length", (int)s->info.context, "uptime_seconds",
-                     seconds_since(s->started_ns));
+    return json_pack(
+        "{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:I, s:o, s:o, s:s, s:s, s:s, s:i, s:f}",
+        "status", "ok", "state", state, "running", n_running, "queued", queued, "max_queue",
+        (int)s->options.max_queue, "connections", connections, "max_connections",
+        (int)s->options.max_connections, "session_tokens", (int)tokens, "held_bytes",
+        (json_int_t)held, "current", running, "totals", totals_json(&totals), "model", s->model,
+        "backend", s->info.backend, "version", LILY_VERSION, "context_length", (int)s->info.context,
+        "uptime_seconds", seconds_since(s->started_ns));
 }
 
 static json_t *card(const struct server *s) {

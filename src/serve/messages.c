@@ -119,8 +119,11 @@ static int message_check(const json_t *message, const char *path, struct api_err
 }
 
 int messages_check(const json_t *messages, struct api_error *err) {
-    if (!messages || !json_is_array(messages) || !json_array_size(messages)) {
-        return field_wrong("messages", "", messages, "an array of at least one message", err);
+    static const char expected[] = "an array of at least one message";
+    if (!json_is_array(messages)) return field_wrong("messages", "", messages, expected, err);
+    if (!json_array_size(messages)) {
+        return api_error_set(err, 400, "invalid_value", "messages",
+                             "messages: found an empty array, expected %s", expected);
     }
     size_t i;
     json_t *message;

@@ -70,6 +70,9 @@ static const struct refused {
     {"function_call", "\"none\""},
     {"web_search_options", NULL},
     {"best_of", "1"},
+    {"use_beam_search", "false"},
+    {"echo", "false"},
+    {"prompt_logprobs", NULL},
     {"min_tokens", "0"},
     {"stop_token_ids", "[]"},
     {"bad_words", "[]"},
@@ -133,7 +136,9 @@ static int parse_bias(const json_t *root, int32_t vocab, lily_sampling *s, struc
         char *end;
         long id = strtol(key, &end, 10);
         double x = 0;
-        if (key[0] < '0' || key[0] > '9' || *end || id >= vocab) {
+        /* One spelling of an id, or two entries could mean one token. */
+        bool plain = key[0] >= '0' && key[0] <= '9' && (key[0] != '0' || !key[1]);
+        if (!plain || *end || id >= vocab) {
             return api_error_set(err, 400, "invalid_value", "logit_bias",
                                  "logit_bias: found token \"%.40s\", expected an id from 0 to %d",
                                  key, (int)vocab - 1);

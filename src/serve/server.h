@@ -51,8 +51,9 @@ struct server {
     struct job *first, *last; /* jobs not yet done, oldest first */
     int n_jobs;
     struct job *running;
-    struct job *unheld; /* done and let go by all: the watch logs and frees them */
-    struct conn *conns; /* open connections */
+    int32_t session_tokens; /* held by the session when the last run ended */
+    struct job *unheld;     /* done and let go by all: the watch logs and frees them */
+    struct conn *conns;     /* open connections */
     int n_conns;
     size_t held_bytes;   /* of bodies and prompts kept for clients */
     double mean_seconds; /* of recent jobs, for Retry-After */

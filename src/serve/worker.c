@@ -118,13 +118,15 @@ static void run_job(struct job *job) {
     lily_err err = {0};
     int rc = generate(&run, &result, &err);
     if (run.capped && !rc) result.finish = LILY_FINISH_LENGTH;
-    if (rc) lily_session_reset(s->session); /* nothing of a failed run reaches the next */
     rc = run_error(&run, rc, &result, &err, &error);
     if (!rc && !answer_finish(&job->answer, result.finish, &result, &frames)) {
         api_error_set(&error, 503, "out_of_memory", NULL, "reply: out of memory");
     }
+    /* What may not reach the next run the engine has forgotten by itself; the rest stays read. */
+    int32_t held = lily_session_held(s->session);
     pthread_mutex_lock(&s->lock);
     s->running = NULL;
+    s->session_tokens = held;
     conclude(job, &result, &error, &frames);
     pthread_mutex_unlock(&s->lock);
     buf_free(&frames);

@@ -18,6 +18,7 @@ struct bench_model {
     int32_t vocab;
     bool trained;  /* its text means something */
     bool emulated; /* a processor stands in for the card: small sizes */
+    bool pieces;   /* the recurrent state of prompts advances in pieces of the grid (prompt.c) */
 };
 
 /* Notes a result: value must be at most limit (NaN never is). unit and what are for people. */
@@ -28,6 +29,11 @@ void reach(const char *what, double value, const char *unit, double goal);
 void note_error(const char *what, int rc, const lily_err *err);
 int report(const char *json_path,
            const char *device); /* prints the table; the number of failures */
+
+#ifdef CUDA_EMULATED
+/* tests/cuda/emulator: weights of the emulated kernels' shape; NULL: those of the stand-in. */
+const struct weights *emulated_weights(void);
+#endif
 
 /* Token i of every test's text: the method of spec-conforming measurements, any vocabulary. */
 static inline int32_t token_at(int64_t i, int32_t vocab) {
@@ -44,6 +50,7 @@ void check_cuts(const struct bench_model *b, int32_t n);
 void check_states(const struct bench_model *b, int32_t n);
 void check_batch(const struct bench_model *b, int32_t slots, int32_t steps);
 void check_compositions(const struct bench_model *b, int32_t slots);
+void check_kinds(const struct bench_model *b);
 /* against_ref: ref is fast enough for it. */
 void check_sampling(const struct bench_model *b, int32_t steps, bool against_ref);
 void check_greedy(const struct bench_model *b, int32_t prompts, int32_t steps);
@@ -56,6 +63,15 @@ void steps_for_profiler(const struct bench_model *b);
 void hold_memory(double left);
 void profile(const struct bench_model *b);
 
+/* checks_ties.c: keeps what the truth's routers are given at positions [0, rows) (ties_keep is a
+ * trace), and tells how rows near a tie of experts differ from the rest. Rows [n][vocab]. */
+struct ties;
+struct ties *ties_new(const struct bench_model *b, int32_t rows);
+void ties_keep(void *arg, enum stage stage, int32_t layer, int32_t pos, const float *row,
+               int32_t n);
+void ties_tell(const struct ties *t, const float *truth, const float *own, int32_t n);
+void ties_free(struct ties *t);
+
 /* profile.c: begin before a model is opened, start before a step, print after it, end at last. */
 void profile_begin(void);
 void profile_start(void);
@@ -64,5 +80,8 @@ void profile_batch(const struct shape *s, int32_t layers, int32_t n);
 void profile_print(const char *what);
 void profile_end(void);
 void profiler_window(bool open);
+
+/* The card counts as one of this capability (80: 8.0); before a model is opened. */
+int pretend_capability(int tens, lily_err *err);
 
 #endif

@@ -2,6 +2,7 @@
  * against a plain implementation that shares nothing with it but the tiles' index functions, then
  * speed at several depths. Built with nvcc alone (docs/cuda-decode.md):
  *   decode_bench check   values, determinism      decode_bench time [runs]   speed
+ *   decode_bench few     a few steps of four layers, for tools that are slow
  * With -DDECODE_PROFILE the time of each stage too, as block 0 sees it. */
 #include <algorithm>
 #include <cmath>
@@ -547,7 +548,7 @@ static void verdict(bool good, const char *what, int layers, int pos, double val
     printf("%s layers %d pos %d %s %.3g\n", good ? "ok  " : "FAIL", layers, pos, what, value);
 }
 
-static void check(Model &m, int n_layers, int pos, int capacity) {
+static void check(Model &m, int n_layers, int pos, int capacity, int repeats = 10) {
     Sequence q = make_sequence(n_layers, capacity);
     Plain p = make_plain(q);
     int token = 1234 % SHAPE_VOCAB;
@@ -597,7 +598,7 @@ static void check(Model &m, int n_layers, int pos, int capacity) {
     verdict(r.token == best && r.finite == 1, "token is the largest logit", n_layers, pos, r.token);
     verdict(best == plain, "same token as plain", n_layers, pos, plain);
     printf("     closest eighth and ninth expert: %.3g\n", gap);
-    for (int i = 0; i < 10; i++) launch(m, q.slot[0], n_layers);
+    for (int i = 0; i < repeats; i++) launch(m, q.slot[0], n_layers);
     CHECK(cudaDeviceSynchronize());
     std::vector<float> again = fetch_array(m.a.logits, SHAPE_VOCAB);
     verdict(memcmp(again.data(), logits.data(), (size_t)SHAPE_VOCAB * 4) == 0, "same bits again",
@@ -718,13 +719,14 @@ static void measure(Model &m, int n_layers, int depth, int runs) {
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     bool timing = argc > 1 && strcmp(argv[1], "time") == 0;
+    bool few = argc > 1 && strcmp(argv[1], "few") == 0;
     int runs = argc > 2 ? atoi(argv[2]) : 50;
     cudaDeviceProp device;
     CHECK(cudaGetDeviceProperties(&device, 0));
     blocks = device.multiProcessorCount;
     CHECK(cudaFuncSetAttribute(decode_step, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                (int)sizeof(Shared)));
-    int n_layers = timing ? SHAPE_LAYERS : 8;
+    int n_layers = timing ? SHAPE_LAYERS : few ? 4 : 8;
     if (argc > 3) n_layers = atoi(argv[3]);
     printf("%s, %s, %d blocks, %zu bytes of shared memory, %d layers\n", device.name, SHAPE_NAME,
            blocks, sizeof(Shared), n_layers);
@@ -733,6 +735,11 @@ int main(int argc, char **argv) {
         const int depths[] = {0, 4096, 32768};
         for (int depth : depths) measure(m, n_layers, depth, runs);
         return 0;
+    }
+    if (few) {
+        for (int pos : {5, 300}) check(m, 4, pos, (pos + 64) / 64 * 64, 1);
+        printf("%d failures\n", failures);
+        return failures != 0;
     }
     check(m, 1, 5, 64);
     const int positions[] = {0, 37, 63, 64, 200, 1000, 5000};

@@ -1,15 +1,16 @@
 /* cuda-check: the CUDA backend against ref or the CPU backend.
  *
  *   cuda-check [-m checkpoint | --synth layers] [--against ref|cpu] [--context n] [--json file]
- *              [group ...]
+ *              [--capability tens] [group ...]
  *   cuda-check --hold bytes
  *
  * --synth writes a random checkpoint of the real shape to /tmp first and removes it. Groups, of
  * which all up to depth run when none is named: stages logits cuts states batch company sampling
- * greedy depth; long (100,000 tokens), speed, batches, sweep, profile (kernels timed one by one),
- * steps (for a profiler). Exit status 1 when a check failed. --hold fills the card's memory but
- * for so many bytes until standard input ends. tests/cuda/run.sh runs it all on a card; built with
- * tests/cuda/emulator it runs the portable kernels on a processor. */
+ * greedy depth; kinds (each kind of step once, for slow tools), long (100,000 tokens), speed,
+ * batches, sweep, profile (kernels timed one by one), steps (for a profiler). Exit status 1 when a
+ * check failed. --hold fills the card's memory but for so many bytes until standard input ends;
+ * --capability 80 takes the card for an 8.0 (older.c). tests/cuda/run.sh runs it all on a card;
+ * built with tests/cuda/emulator it runs the portable kernels on a processor. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,7 +126,7 @@ static void check(const struct bench_model *b, int argc, char **argv, int first)
         if (large) deep.context = 5056;
         check_logits(&deep, lengths, (int32_t)(bytes / sizeof *lengths));
     }
-    if (ASKED("cuts")) check_cuts(b, small ? 40 : 700);
+    if (ASKED("cuts")) check_cuts(b, !small ? 700 : b->pieces ? 70 : 40);
     if (ASKED("states")) check_states(b, small ? 10 : 200);
     if (ASKED("batch")) check_batch(b, small ? 5 : 8, small ? 1 : 8);
     if (ASKED("company")) check_compositions(b, small ? 18 : 32);
@@ -139,6 +140,7 @@ static void check(const struct bench_model *b, int argc, char **argv, int first)
 static void run(const struct bench_model *b, int argc, char **argv, int first) {
     check(b, argc, argv, first);
 #define ASKED(group) asked(argc, argv, first, group, false)
+    if (ASKED("kinds")) check_kinds(b);
     if (ASKED("long")) {
         /* One session of the stand-in runs 100 small kernels a token: fewer of them. */
         check_long_run(b, b->emulated ? 40 : b->trained ? 10000 : 100000, 1);
@@ -156,7 +158,7 @@ static void run(const struct bench_model *b, int argc, char **argv, int first) {
 int main(int argc, char **argv) {
     const char *path = NULL, *json = NULL, *against = "ref";
     int32_t layers = 0;
-    int first = 1;
+    int first = 1, capability = 0;
     struct bench_model b = {.context = 2048};
     for (; first + 1 < argc && argv[first][0] == '-'; first += 2) {
         const char *value = argv[first + 1];
@@ -166,16 +168,20 @@ int main(int argc, char **argv) {
         if (strcmp(argv[first], "--json") == 0) json = value;
         if (strcmp(argv[first], "--hold") == 0) return hold_memory(strtod(value, NULL)), 0;
         if (strcmp(argv[first], "--synth") == 0) layers = (int32_t)strtol(value, NULL, 10);
-#ifdef CUDA_EMULATED
-        if (strcmp(argv[first], "--capability") == 0) emulated_capability = atoi(value);
-#endif
+        if (strcmp(argv[first], "--capability") == 0) capability = atoi(value);
     }
     lily_err err = {0};
 #ifdef CUDA_EMULATED
+    if (capability) emulated_capability = capability;
     b.emulated = true;
     b.context = 256;
     if (!cuda_driver_open_from(NULL, &err)) {
         fprintf(stderr, "emulated card: %s\n", err.msg);
+        return 1;
+    }
+#else
+    if (capability && pretend_capability(capability, &err) != LILY_OK) {
+        fprintf(stderr, "%s\n", err.msg);
         return 1;
     }
 #endif
@@ -202,7 +208,13 @@ int main(int argc, char **argv) {
     b.ckpt = ckpt;
     b.trained = !path; /* the stand-in inside the program */
     b.w = ckpt_weights(ckpt);
+#ifdef CUDA_EMULATED
+    const struct weights *own = emulated_weights();
+    if (own) b.w = own, b.trained = false;
+    b.pieces = own != NULL;
+#endif
     b.vocab = b.w->shape->vocab;
+    if (b.vocab > 100000) b.pieces = true;
     b.cuda = &backend_cuda;
     b.truth = strcmp(against, "cpu") == 0 ? &backend_cpu : &backend_ref;
     b.truth_name = against;

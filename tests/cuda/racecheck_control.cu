@@ -1,15 +1,21 @@
-/* What compute-sanitizer's racecheck can see. It reports the persistent decode kernel, which is
- * built of two ways of waiting that are no races; these are the two alone, and a race:
- *   racecheck_control bulk     a ring filled by bulk copies, with barriers "landed" and "left"
- *   racecheck_control named    a barrier of 512 of a block's 640 threads (bar.sync 1, 512)
- *   racecheck_control race     the same without the barrier: the tool must report it
- * tests/cuda/run.sh runs all three under the tool. Each prints whether its sums are right. */
+/* What compute-sanitizer's racecheck can see of the two ways in which the persistent decode kernel
+ * waits: those ways alone, and races.
+ *   racecheck_control named         a barrier of 512 of a block's 640 threads (bar.sync 1, 512)
+ *   racecheck_control named-race    the same without the barrier
+ *   racecheck_control bulk          the kernel's ring (decode_ring.cuh)
+ *   racecheck_control bulk-each     the same, but every thread leaves a slot for itself
+ *   racecheck_control plain         the ring of plain_ring.cuh, but a lane leaves for its warp
+ *   racecheck_control plain-each    the ring of plain_ring.cuh
+ *   racecheck_control plain-race    the same, but threads leave a slot before they have read it
+ * The tool must report the two races. tests/cuda/run.sh runs all under the tool. Each prints
+ * whether its sums are right. */
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 static constexpr int WORKERS = 512, THREADS = 640, ROUNDS = 16, SLOTS = 2;
+static constexpr int BYTES = WORKERS * (int)sizeof(int);
 
 __device__ static uint32_t address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -24,6 +30,13 @@ __device__ static void wait(uint64_t *barrier, uint32_t parity) {
                      : "r"(address(barrier)), "r"(parity)
                      : "memory");
     }
+}
+__device__ static void init(uint64_t *barrier, uint32_t count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address(barrier)), "r"(count));
+}
+__device__ static void arrive(uint64_t *barrier, uint32_t count) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(address(barrier)), "r"(count)
+                 : "memory");
 }
 
 /* Each worker reads what another wrote, with a barrier of the workers between. The other threads
@@ -41,42 +54,52 @@ __global__ void named(const int *in, int *out, bool barrier) {
     if (threadIdx.x < WORKERS) out[threadIdx.x] = sum;
 }
 
-/* Warp 16 copies rounds into slots; 16 warps add them up and leave. */
-__global__ void bulk(const int *in, int *out) {
+/* A thread of warp 16 copies rounds into slots; 16 warps add them up and leave. BULK: by bulk
+ * copies; EACH: every thread leaves; EARLY: before it has read. */
+template <bool BULK, bool EACH, bool EARLY> __global__ void ring(const int *in, int *out) {
+    constexpr uint32_t FULL = BULK ? 1 : 1 << 16;
     __shared__ __align__(128) int slot[SLOTS][WORKERS];
     __shared__ uint64_t landed[SLOTS], left[SLOTS];
     if (threadIdx.x == 0) {
         for (int s = 0; s < SLOTS; s++) {
-            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(address(&landed[s])));
-            asm volatile("mbarrier.init.shared.b64 [%0], 16;" ::"r"(address(&left[s])));
+            init(&landed[s], FULL);
+            init(&left[s], EACH ? WORKERS : WORKERS / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
     }
     __syncthreads();
     if (threadIdx.x == WORKERS) {
+#pragma unroll 1
         for (int r = 0; r < ROUNDS; r++) {
-            int s = r % SLOTS, bytes = WORKERS * (int)sizeof(int);
+            int s = r % SLOTS;
             if (r >= SLOTS) wait(&left[s], (r / SLOTS - 1) & 1);
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                             address(&landed[s])),
-                         "r"(bytes)
-                         : "memory");
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                         "[%0], [%1], %2, [%3];" ::"r"(address(slot[s])),
-                         "l"(in + r * WORKERS), "r"(bytes), "r"(address(&landed[s]))
-                         : "memory");
+            if (BULK) {
+                asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                                 address(&landed[s])),
+                             "r"(BYTES)
+                             : "memory");
+                asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                             "[%0], [%1], %2, [%3];" ::"r"(address(slot[s])),
+                             "l"(in + r * WORKERS), "r"(BYTES), "r"(address(&landed[s]))
+                             : "memory");
+            } else {
+                arrive(&landed[s], FULL - BYTES / 16);
+#pragma unroll 1
+                for (int i = 0; i < WORKERS; i++) slot[s][i] = in[r * WORKERS + i];
+                arrive(&landed[s], BYTES / 16);
+            }
         }
     }
     if (threadIdx.x >= WORKERS) return;
     int sum = 0;
+#pragma unroll 1
     for (int r = 0; r < ROUNDS; r++) {
         int s = r % SLOTS;
         wait(&landed[s], r / SLOTS & 1);
+        if (EARLY) arrive(&left[s], 1);
         sum += slot[s][WORKERS - 1 - threadIdx.x];
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address(&left[s])) : "memory");
-        }
+        if (!EACH) __syncwarp();
+        if (!EARLY && (EACH || threadIdx.x % 32 == 0)) arrive(&left[s], 1);
     }
     out[threadIdx.x] = sum;
 }
@@ -85,11 +108,22 @@ int main(int argc, char **argv) {
     static int in[ROUNDS * WORKERS], out[WORKERS];
     int *from, *to, wrong = 0;
     const char *what = argc > 1 ? argv[1] : "named";
+    auto is = [what](const char *name) { return strcmp(what, name) == 0; };
     for (int i = 0; i < ROUNDS * WORKERS; i++) in[i] = i * 7919 % 1000;
     if (cudaMalloc(&from, sizeof in) || cudaMalloc(&to, sizeof out)) return 2;
     cudaMemcpy(from, in, sizeof in, cudaMemcpyHostToDevice);
-    if (strcmp(what, "bulk") == 0) bulk<<<1, THREADS>>>(from, to);
-    else named<<<1, THREADS>>>(from, to, strcmp(what, "named") == 0);
+    if (is("bulk"))
+        ring<true, false, false><<<1, THREADS>>>(from, to);
+    else if (is("bulk-each"))
+        ring<true, true, false><<<1, THREADS>>>(from, to);
+    else if (is("plain"))
+        ring<false, false, false><<<1, THREADS>>>(from, to);
+    else if (is("plain-each"))
+        ring<false, true, false><<<1, THREADS>>>(from, to);
+    else if (is("plain-race"))
+        ring<false, true, true><<<1, THREADS>>>(from, to);
+    else
+        named<<<1, THREADS>>>(from, to, is("named"));
     if (cudaMemcpy(out, to, sizeof out, cudaMemcpyDeviceToHost)) return 2;
     for (int i = 0; i < WORKERS; i++) {
         int sum = 0;
@@ -97,5 +131,5 @@ int main(int argc, char **argv) {
         wrong += sum != out[i];
     }
     printf("%s: %d sums are wrong\n", what, wrong);
-    return strcmp(what, "race") != 0 && wrong;
+    return !is("named-race") && !is("plain-race") && wrong;
 }

@@ -37,7 +37,8 @@ struct lily_engine {
 struct lily_session {
     lily_engine *engine;
     atomic_bool cancel;
-    int idle; /* calls of lily_session_idle, which the third says are of no use */
+    int32_t held; /* the prompt, unless the backend or the model failed */
+    int idle;     /* calls of lily_session_idle, which the third says are of no use */
 };
 
 static void pause_ms(long ms) {
@@ -87,7 +88,11 @@ void lily_session_free(lily_session *s) {
 }
 
 void lily_session_reset(lily_session *s) {
-    (void)s;
+    s->held = 0;
+}
+
+int32_t lily_session_held(const lily_session *s) {
+    return s->held;
 }
 
 bool lily_session_idle(lily_session *s) {
@@ -245,6 +250,7 @@ static void do_fail(struct play *p, const char *args, size_t n) {
     p->rc = (int)strtol(args, &rest, 10);
     size_t used = (size_t)(rest - args);
     ERR(p->err, p->rc, "%.*s", (int)(n - used), rest + (used < n));
+    if (p->rc == LILY_EBACKEND || p->rc == LILY_ENUMERIC) p->session->held = 0;
     p->ended = true;
 }
 
@@ -322,6 +328,7 @@ int lily_generate(lily_session *s, const lily_request *request, lily_result *res
     atomic_store(&s->cancel, false);
     *result =
         (lily_result){.finish = LILY_FINISH_STOP, .prompt_tokens = (int32_t)request->n_prompt};
+    s->held = (int32_t)request->n_prompt;
     for (size_t i = 0; i < request->n_prompt; i++)
         buf_append(&script, &(char){(char)request->prompt[i]}, 1);
     buf_reserve(&script, 1);

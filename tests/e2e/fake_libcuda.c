@@ -16,6 +16,7 @@ __attribute__((constructor)) static void set_up(void) {
     card.devices = (int)value_of(words, "devices=", 1);
     card.capability = (int)value_of(words, "capability=", 89);
     card.memory = (size_t)value_of(words, "memory=", (long)card.memory);
+    card.context = (size_t)value_of(words, "context=", 0);
     card.wait_ms = value_of(words, "wait_ms=", 0);
     card.module_error = (int)value_of(words, "module=", 0);
     card.no_module = card.module_error ? "" : NULL;

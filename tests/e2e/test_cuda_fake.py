@@ -56,7 +56,7 @@ def test_a_card_that_does_not_serve(card, wrong, text):
 
 @pytest.mark.parametrize("wrong, text", [
     ("memory=1000000", "this GPU is too small for the model: use the CPU backend"),
-    ("memory=420000000", "session(s) of"),
+    ("memory=480000000 context=330000000", "session(s) of"),
     ("module=209", "found no kernels for this GPU in the program, expected some; build with"),
     ("module=222", "the driver is too old to compile; update the NVIDIA driver"),
 ])
@@ -84,7 +84,7 @@ def test_bench(card):
 def test_progress_bar(card, lily):
     """Of the upload, on a terminal and nowhere else."""
     assert "upload" not in card(*RUN, "--backend", "cuda").stderr
-    slow = card.environment("wait_ms=250")
+    slow = card.environment("wait_ms=100")
     words = [f"{name}={slow[name]}" for name in ("LD_LIBRARY_PATH", "FAKE_CUDA")]
     terminal = Terminal(["/usr/bin/env", *words, str(lily.path), *RUN, "--backend", "cuda"])
     terminal.expect("upload")

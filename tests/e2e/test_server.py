@@ -307,6 +307,13 @@ def test_engine_errors(fake):
     assert "ok" in fake.chat(body("hello"))[2]
 
 
+def test_a_failed_run_leaves_what_the_engine_left(fake):
+    for code, held in [(-2, True), (-1, True), (-3, True), (-12, False), (-13, False)]:
+        script = f"fail {code} object: what went wrong"
+        assert fake.chat(body(script))[0] >= 400
+        assert fake.health()["session_tokens"] == (len(script) if held else 0)
+
+
 def test_error_in_a_stream_ends_it_properly(fake):
     script = "say one two\nfail -13 state: found NaN"
     status, _, text = fake.chat(body(script, stream=True))

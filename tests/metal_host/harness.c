@@ -22,6 +22,17 @@ void ok(int rc, const lily_err *err) {
     if (rc != LILY_OK) fail_msg("%d: %s", rc, err->msg);
 }
 
+void put_fault(struct buf *text, const char *right, const char *wrong) {
+    struct buf old = *text;
+    const char *at = strstr(old.data, right);
+    assert_non_null(at);
+    assert_null(strstr(at + 1, right));
+    *text = (struct buf){0};
+    assert_true(buf_append(text, old.data, (size_t)(at - old.data)) && buf_puts(text, wrong) &&
+                buf_puts(text, at + strlen(right)));
+    buf_free(&old);
+}
+
 struct ckpt *stand_in(void) {
     static struct ckpt *loaded;
     lily_err err;

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "backend/backend.h"
+#include "base/buf.h"
 #include "ckpt/ckpt.h"
 #include "runtime/emulator.h"
 
@@ -31,6 +32,9 @@ bool harness_begin(int argc, char **argv);
 void figure(const char *name, double value);
 
 void ok(int rc, const lily_err *err); /* fails with the message */
+
+/* Replaces what text holds exactly once. */
+void put_fault(struct buf *text, const char *right, const char *wrong);
 
 struct ckpt *stand_in(void); /* the embedded checkpoint, loaded once */
 

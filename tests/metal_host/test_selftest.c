@@ -35,15 +35,7 @@ int __wrap_metal_source_library(const char *file, const struct shape *shape, str
                                 lily_err *err) {
     int rc = __real_metal_source_library(file, shape, out, err);
     for (size_t i = 0; i < FAULTS && faulty_kernels && rc == LILY_OK; i++) {
-        if (strcmp(faults[i].file, file) != 0) continue;
-        struct buf text = *out;
-        const char *at = strstr(text.data, faults[i].right);
-        assert_non_null(at);
-        assert_null(strstr(at + 1, faults[i].right));
-        *out = (struct buf){0};
-        assert_true(buf_append(out, text.data, (size_t)(at - text.data)) &&
-                    buf_puts(out, faults[i].wrong) && buf_puts(out, at + strlen(faults[i].right)));
-        buf_free(&text);
+        if (strcmp(faults[i].file, file) == 0) put_fault(out, faults[i].right, faults[i].wrong);
     }
     return rc;
 }

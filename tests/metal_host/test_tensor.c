@@ -21,16 +21,10 @@ int __wrap_metal_source_library(const char *file, const struct shape *shape, str
 int __wrap_metal_source_library(const char *file, const struct shape *shape, struct buf *out,
                                 lily_err *err) {
     int rc = __real_metal_source_library(file, shape, out, err);
-    if (rc != LILY_OK || !fault || strcmp(fault->file, file) != 0) return rc;
-    struct buf text = *out;
-    const char *at = strstr(text.data, fault->right);
-    assert_non_null(at);
-    assert_null(strstr(at + 1, fault->right));
-    *out = (struct buf){0};
-    assert_true(buf_append(out, text.data, (size_t)(at - text.data)) &&
-                buf_puts(out, fault->wrong) && buf_puts(out, at + strlen(fault->right)));
-    buf_free(&text);
-    return LILY_OK;
+    if (rc == LILY_OK && fault && strcmp(fault->file, file) == 0) {
+        put_fault(out, fault->right, fault->wrong);
+    }
+    return rc;
 }
 
 /* ---- the choice ------------------------------------------------------------------------------ */

@@ -8,11 +8,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static id new_pipeline(struct host *host, const char *name, id constants) {
+struct host *host;
+
+static id new_pipeline(struct host *h, const char *name, id constants) {
     id error = NULL;
-    id function = mtl_new_function_specialised(host->library, ns_string(name), constants, &error);
+    id function = mtl_new_function_specialised(h->library, ns_string(name), constants, &error);
     assert_non_null(function);
-    id pipeline = mtl_new_pipeline(host->device, function, &error);
+    id pipeline = mtl_new_pipeline(h->device, function, &error);
     assert_non_null(pipeline);
     objc_release(function);
     return pipeline;
@@ -30,68 +32,83 @@ struct host *host_open(const struct metal_emu_options *options) {
     metal_emu_reset();
     metal_emu_configure(options);
     memset(fake_order, 0, sizeof fake_order);
-    struct host *host = calloc(1, sizeof *host);
-    host->pool = objc_autoreleasePoolPush();
-    host->device = MTLCreateSystemDefaultDevice();
-    host->queue = mtl_new_queue(host->device);
+    struct host *h = calloc(1, sizeof *h);
+    h->pool = objc_autoreleasePoolPush();
+    h->device = MTLCreateSystemDefaultDevice();
+    h->queue = mtl_new_queue(h->device);
     id compile = safe_options(MTLLanguageVersion3_1), error = NULL;
-    host->library = mtl_new_library(host->device, ns_string("kernels"), compile, &error);
+    h->library = mtl_new_library(h->device, ns_string("kernels"), compile, &error);
     objc_release(compile);
     id constants = mtl_new_function_constants();
     float factor = 2;
     mtl_constants_set(constants, &factor, MTLDataTypeFloat, 0);
-    host->copy = new_pipeline(host, "copy", NULL);
-    host->scale = new_pipeline(host, "scale", constants);
+    h->copy = new_pipeline(h, "copy", NULL);
+    h->scale = new_pipeline(h, "scale", constants);
     objc_release(constants);
-    id *buffers[] = {&host->x, &host->y, &host->z};
+    id *buffers[] = {&h->x, &h->y, &h->z};
     const char *labels[] = {"x", "y", "z"};
     for (size_t i = 0; i < 3; i++) {
-        *buffers[i] = mtl_new_buffer(host->device, BYTES, MTLResourceStorageModeShared);
+        *buffers[i] = mtl_new_buffer(h->device, BYTES, MTLResourceStorageModeShared);
         mtl_set_label(*buffers[i], ns_string(labels[i]));
     }
-    float *x = mtl_buffer_contents(host->x);
+    float *x = mtl_buffer_contents(h->x);
     for (size_t i = 0; i < FLOATS; i++) x[i] = (float)i;
-    return host;
+    return h;
 }
 
-void host_close(struct host *host) {
-    id owned[] = {host->x,     host->y,       host->z,     host->copy,
-                  host->scale, host->library, host->queue, host->device};
+void host_close(struct host *h) {
+    id owned[] = {h->x, h->y, h->z, h->copy, h->scale, h->library, h->queue, h->device};
     for (size_t i = 0; i < sizeof owned / sizeof owned[0]; i++) objc_release(owned[i]);
-    objc_autoreleasePoolPop(host->pool);
-    free(host);
+    objc_autoreleasePoolPop(h->pool);
+    free(h);
 }
 
-void host_begin(struct host *host, NSUInteger dispatch_type) {
-    host->commands = mtl_command_buffer(host->queue);
-    host->encoder = mtl_compute_encoder(host->commands, dispatch_type);
+int host_setup(void **state) {
+    (void)state;
+    struct metal_emu_options options = metal_emu_defaults();
+    options.quiet = true;
+    host = host_open(&options);
+    return 0;
 }
 
-void host_copy(struct host *host, id from, id to, uint32_t first, uint32_t count) {
+int host_teardown(void **state) {
+    (void)state;
+    host_close(host);
+    size_t live = metal_emu_live_objects();
+    metal_emu_reset();
+    return live == 0 ? 0 : -1;
+}
+
+void host_begin(struct host *h, NSUInteger dispatch_type) {
+    h->commands = mtl_command_buffer(h->queue);
+    h->encoder = mtl_compute_encoder(h->commands, dispatch_type);
+}
+
+void host_copy(struct host *h, id from, id to, uint32_t first, uint32_t count) {
     struct copy_args args = {first, count};
-    mtl_set_pipeline(host->encoder, host->copy);
-    mtl_set_buffer(host->encoder, from, 0, 0);
-    mtl_set_buffer(host->encoder, to, 0, 1);
-    mtl_set_bytes(host->encoder, &args, sizeof args, 2);
-    mtl_dispatch(host->encoder, (MTLSize){4, 1, 1}, (MTLSize){256, 1, 1});
+    mtl_set_pipeline(h->encoder, h->copy);
+    mtl_set_buffer(h->encoder, from, 0, 0);
+    mtl_set_buffer(h->encoder, to, 0, 1);
+    mtl_set_bytes(h->encoder, &args, sizeof args, 2);
+    mtl_dispatch(h->encoder, (MTLSize){4, 1, 1}, (MTLSize){256, 1, 1});
 }
 
-void host_scale(struct host *host, id buffer, uint32_t count) {
-    mtl_set_pipeline(host->encoder, host->scale);
-    mtl_set_buffer(host->encoder, buffer, 0, 0);
-    mtl_set_bytes(host->encoder, &count, sizeof count, 1);
-    mtl_set_threadgroup_memory(host->encoder, 64, 0);
-    mtl_dispatch(host->encoder, (MTLSize){1, 1, 1}, (MTLSize){32, 1, 1});
+void host_scale(struct host *h, id buffer, uint32_t count) {
+    mtl_set_pipeline(h->encoder, h->scale);
+    mtl_set_buffer(h->encoder, buffer, 0, 0);
+    mtl_set_bytes(h->encoder, &count, sizeof count, 1);
+    mtl_set_threadgroup_memory(h->encoder, 64, 0);
+    mtl_dispatch(h->encoder, (MTLSize){1, 1, 1}, (MTLSize){32, 1, 1});
 }
 
-void host_commit(struct host *host) {
-    mtl_end_encoding(host->encoder);
-    mtl_commit(host->commands);
+void host_commit(struct host *h) {
+    mtl_end_encoding(h->encoder);
+    mtl_commit(h->commands);
 }
 
-void host_run(struct host *host) {
-    host_commit(host);
-    mtl_wait_completed(host->commands);
+void host_run(struct host *h) {
+    host_commit(h);
+    mtl_wait_completed(h->commands);
 }
 
 void expect_findings(enum metal_emu_kind kind, size_t count) {

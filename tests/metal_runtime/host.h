@@ -28,6 +28,12 @@ struct host {
 struct host *host_open(const struct metal_emu_options *options);
 void host_close(struct host *host);
 
+/* The host of the running test, whose findings are kept and not printed. The teardown fails unless
+ * all objects are released. */
+extern struct host *host;
+int host_setup(void **state);
+int host_teardown(void **state);
+
 /* A new command buffer with an encoder open. */
 void host_begin(struct host *host, NSUInteger dispatch_type);
 /* Sets every argument of copy and dispatches it for floats [first, first + count). */

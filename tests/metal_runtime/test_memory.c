@@ -6,24 +6,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static struct host *host;
-
-static int open_quiet(void **state) {
-    (void)state;
-    struct metal_emu_options options = metal_emu_defaults();
-    options.quiet = true;
-    host = host_open(&options);
-    return 0;
-}
-
-static int close_all(void **state) {
-    (void)state;
-    host_close(host);
-    size_t live = metal_emu_live_objects();
-    metal_emu_reset();
-    return live == 0 ? 0 : -1;
-}
-
 static void commit_copy(void) {
     host_begin(host, MTLDispatchTypeSerial);
     host_copy(host, host->x, host->y, 0, 4);
@@ -256,7 +238,7 @@ static void ends_of_programs(void **state) {
 }
 
 int run_memory_tests(void) {
-#define MEMORY(test) cmocka_unit_test_setup_teardown(test, open_quiet, close_all)
+#define MEMORY(test) cmocka_unit_test_setup_teardown(test, host_setup, host_teardown)
     const struct CMUnitTest tests[] = {
         MEMORY(writes_in_flight),  MEMORY(writes_between_encoders), MEMORY(mapped_memory),
         MEMORY(overlapping_views), MEMORY(retained_and_unretained), MEMORY(pools),

@@ -6,24 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static struct host *host;
-
-static int open_quiet(void **state) {
-    (void)state;
-    struct metal_emu_options options = metal_emu_defaults();
-    options.quiet = true;
-    host = host_open(&options);
-    return 0;
-}
-
-static int close_all(void **state) {
-    (void)state;
-    host_close(host);
-    size_t live = metal_emu_live_objects();
-    metal_emu_reset();
-    return live == 0 ? 0 : -1;
-}
-
 /* x -> y, then y -> z, with what `between` does in the middle. */
 static void two_copies(void (*between)(void), uint32_t first, uint32_t second, uint32_t count) {
     host_begin(host, MTLDispatchTypeConcurrent);
@@ -328,7 +310,7 @@ static void time_and_memory_limits(void **state) {
 }
 
 int run_order_tests(void) {
-#define ORDER(test) cmocka_unit_test_setup_teardown(test, open_quiet, close_all)
+#define ORDER(test) cmocka_unit_test_setup_teardown(test, host_setup, host_teardown)
     const struct CMUnitTest tests[] = {
         ORDER(hazards_are_exact),
         ORDER(every_kind_of_hazard),

@@ -6,25 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct host *host;
-
-static int open_quiet(void **state) {
-    (void)state;
-    struct metal_emu_options options = metal_emu_defaults();
-    options.quiet = true;
-    host = host_open(&options);
-    return 0;
-}
-
-/* Every test must leave all objects released. */
-static int close_all(void **state) {
-    (void)state;
-    host_close(host);
-    size_t live = metal_emu_live_objects();
-    metal_emu_reset();
-    return live == 0 ? 0 : -1;
-}
-
 static void right_program_is_silent(void **state) {
     (void)state;
     host_begin(host, MTLDispatchTypeConcurrent);
@@ -345,7 +326,7 @@ static void every_method_is_known(void **state) {
 }
 
 int run_rule_tests(void) {
-#define RULE(test) cmocka_unit_test_setup_teardown(test, open_quiet, close_all)
+#define RULE(test) cmocka_unit_test_setup_teardown(test, host_setup, host_teardown)
     const struct CMUnitTest tests[] = {
         RULE(right_program_is_silent),
         RULE(bindings),

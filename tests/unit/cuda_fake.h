@@ -22,6 +22,7 @@ static struct card {
     /* what it is */
     int version, devices, capability, init;
     size_t memory;         /* bytes, free at first */
+    size_t context;        /* bytes of them that a context takes */
     size_t refuse;         /* an allocation of so many bytes fails */
     const char *no_module; /* begin of the names of kernel files that do not load: with */
     int module_error;
@@ -37,16 +38,17 @@ static struct card {
     char kernel[64]; /* launched last */
     char names[256][64];
     int n_names;
+    size_t stack;  /* of a thread, as set last */
     uint64_t mask; /* what `candidates` was last told */
 } card;
 
 /* The card that everything works on; what it holds already stays counted. */
 static inline void card_reset(void) {
     card.version = 13000, card.devices = 1, card.capability = 90, card.init = 0;
-    card.memory = (size_t)4 << 30, card.refuse = 0;
+    card.memory = (size_t)4 << 30, card.context = 0, card.refuse = 0;
     card.no_module = NULL, card.fail_at = 0, card.stays_failed = false, card.wait_ms = 0;
     atomic_store(&card.calls, 0);
-    card.launches = 0, card.mask = 0;
+    card.launches = 0, card.mask = 0, card.stack = 1024;
 }
 
 struct embedded {
@@ -151,16 +153,23 @@ FAKE_FUNCTION(cuDevicePrimaryCtxRetain, void **out, int device) {
     CALL();
     *out = &card;
     atomic_fetch_add(&card.live, 1);
+    atomic_fetch_add(&card.taken, card.context);
     return 0;
 }
 FAKE_FUNCTION(cuDevicePrimaryCtxRelease_v2, int device) {
     (void)device;
     atomic_fetch_sub(&card.live, 1);
+    atomic_fetch_sub(&card.taken, card.context);
     return 0;
 }
 FAKE_FUNCTION(cuCtxSetCurrent, void *context) {
     (void)context;
     CALL();
+    return 0;
+}
+FAKE_FUNCTION(cuCtxSetLimit, int limit, size_t value) {
+    CALL();
+    if (limit == CU_LIMIT_STACK) card.stack = value;
     return 0;
 }
 FAKE_FUNCTION(cuGetErrorName, int error, const char **text) {
@@ -196,6 +205,12 @@ FAKE_FUNCTION(cuModuleGetFunction, void **out, void *module, const char *name) {
 FAKE_FUNCTION(cuFuncSetAttribute, void *f, int attribute, int value) {
     (void)f, (void)attribute, (void)value;
     CALL();
+    return 0;
+}
+/* One kernel has a large stack, as on a card. */
+FAKE_FUNCTION(cuFuncGetAttribute, int *value, int attribute, void *f) {
+    CALL();
+    *value = attribute == CU_FUNC_LOCAL_BYTES ? strcmp(f, "pick") == 0 ? 256 : 32 : 0;
     return 0;
 }
 FAKE_FUNCTION(cuOccupancyMaxActiveBlocksPerMultiprocessor, int *n, void *f, int threads, size_t b) {

@@ -49,13 +49,13 @@ static struct fake {
     int32_t most_context; /* models of more are out of memory */
     int32_t chunk_us;     /* time of a prefill call */
     bool save_fails, export_fails, import_fails, restore_fails, no_sessions, begin_fails;
-    bool rewind_fails;
+    bool rewind_fails, no_states;
     enum backend_pressure pressure;
     /* what it did */
     int32_t prefilled, decoded, rewound, saved, restored, models, sessions, states;
     int32_t begun, begun_with; /* sequences of picks, and prompt tokens handed over for the last */
     int32_t two_in_flight;     /* submits behind another step */
-    lily_session *cancels;     /* by an export of keys and values, once */
+    lily_session *cancels;     /* by an export or import of keys and values, once */
     int32_t rested;            /* position of the last whole session that was put on disk */
 } fake;
 
@@ -305,7 +305,8 @@ static size_t fake_state_bytes(const struct backend_model *m) {
 }
 
 static int fake_state_new(struct backend_model *m, struct backend_state **out, lily_err *err) {
-    (void)m, (void)err;
+    (void)m;
+    if (fake.no_states) return ERR_NOMEM(err, "fake");
     *out = calloc(1, sizeof **out);
     fake.states++;
     return 0;
@@ -375,6 +376,8 @@ static int fake_kv_import(struct backend_session *s, int32_t from, int32_t n, co
     int rc = backend_check_import(from, n, s->kv_rows, s->context, err);
     if (rc) return rc;
     memcpy(s->kv + from, in, (size_t)n * sizeof *s->kv);
+    if (fake.cancels) lily_cancel(fake.cancels);
+    fake.cancels = NULL;
     if (from + n > s->kv_rows) s->kv_rows = from + n;
     return 0;
 }

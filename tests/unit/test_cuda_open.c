@@ -151,9 +151,10 @@ static void too_little_memory(void **state) {
     struct cuda_need need = need_of(&one);
     size_t all = need.weights + need.scratch + need.sessions + need.reserve;
     lily_err err;
-    card.memory = all;
+    card.context = need.context;
+    card.memory = all + need.context;
     close_model(open_model(&one, LILY_OK, &err));
-    card.memory = all - 1;
+    card.memory--;
     open_model(&one, LILY_ENOMEM, &err);
     char text[64];
     snprintf(text, sizeof text, "expected %.2f GiB: ", (double)all / (1 << 30));
@@ -223,7 +224,8 @@ static void prompts_take_fewer_rows(void **state) {
     struct backend_model *m = open_model(&o, LILY_OK, &err);
     assert_int_equal(m->rows, CUDA_CHUNK);
     close_model(m);
-    card.memory = need.weights + need.scratch / 4 + need.sessions + need.reserve;
+    card.context = need.context;
+    card.memory = need.weights + need.scratch / 4 + need.sessions + need.reserve + need.context;
     m = open_model(&o, LILY_OK, &err);
     assert_true(m->rows >= CUDA_LEAST_ROWS && m->rows < CUDA_CHUNK / 2);
     struct backend_stats stats;
@@ -299,6 +301,16 @@ static void paths_that_cannot_be_had(void **state) {
     card_reset();
     card.capability = 89;
     first_path_is("batch");
+}
+
+/* Threads have the stack that the kernels want and no more, from open on. */
+static void stacks_are_small(void **state) {
+    (void)state;
+    lily_err err;
+    card_reset();
+    struct backend_model *m = open_model(&one, LILY_OK, &err);
+    assert_int_equal(card.stack, 256); /* cuda_fake.h, pick */
+    close_model(m);
 }
 
 /* Files of a card's own that do not load keep no model from opening (what the large one then does
@@ -573,6 +585,7 @@ int main(void) {
         cmocka_unit_test(prompts_take_fewer_rows),
         cmocka_unit_test(the_upload_is_told),
         cmocka_unit_test(paths_that_cannot_be_had),
+        cmocka_unit_test(stacks_are_small),
         cmocka_unit_test(prompts_without_their_kernels),
         cmocka_unit_test(steps_cost_what_is_planned),
         cmocka_unit_test(slow_chunks_get_shorter),

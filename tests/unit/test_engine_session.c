@@ -1,4 +1,5 @@
 /* Sessions on the fake backend: what is read again, what is resumed, and that it is never wrong. */
+#include "base/clock.h"
 #include "engine/rest.h"
 #include "engine/session.h"
 #include "engine_fake.h"
@@ -19,6 +20,12 @@ static int32_t read_all(lily_session *s, const int32_t *ids, int32_t n) {
     if (!rc) rc = session_sync(s, ids, (size_t)n, NULL, NULL, &cached, &err);
     if (rc) fail_msg("%s", err.msg);
     return cached;
+}
+
+/* An engine whose sessions keep six checkpoints; the last line of its log is in line[500]. */
+static lily_engine *six_checkpoints(char *line) {
+    return fake_engine((lily_engine_options){
+        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
 }
 
 /* Cancels at the event after so many. */
@@ -284,8 +291,7 @@ static void test_non_finite_logits(void **state) {
 static void test_memory_pressure(void **state) {
     (void)state;
     char line[500] = "";
-    lily_engine *e = fake_engine((lily_engine_options){
-        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_engine *e = six_checkpoints(line);
     lily_session *s = fake_session(e);
     int32_t ids[301];
     fill(ids, 301, 40);
@@ -314,8 +320,7 @@ static void test_memory_pressure(void **state) {
 static void test_checkpoints_on_disk(void **state) {
     (void)state;
     char line[500] = "";
-    lily_engine *e = fake_engine((lily_engine_options){
-        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_engine *e = six_checkpoints(line);
     lily_session *s = fake_session(e);
     int32_t ids[301];
     fill(ids, 301, 40);
@@ -344,8 +349,7 @@ static void test_checkpoints_on_disk(void **state) {
 static void test_a_session_at_rest(void **state) {
     (void)state;
     char line[500] = "";
-    lily_engine *e = fake_engine((lily_engine_options){
-        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_engine *e = six_checkpoints(line);
     lily_session *s = fake_session(e);
     lily_err err;
     int32_t ids[1001];
@@ -411,8 +415,7 @@ static void test_calls_at_rest(void **state) {
 static void test_a_rest_cancelled(void **state) {
     (void)state;
     char line[500] = "";
-    lily_engine *e = fake_engine((lily_engine_options){
-        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_engine *e = six_checkpoints(line);
     lily_session *s = fake_session(e);
     int32_t ids[1000];
     fill(ids, 1000, 73);
@@ -434,22 +437,135 @@ static void test_a_rest_cancelled(void **state) {
     fake_close_all(e, s);
 }
 
+/* A request given up while the session is read back leaves it on disk, for the next one. */
+static void test_waking_cancelled(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){0});
+    lily_session *s = fake_session(e);
+    lily_result result;
+    lily_err err;
+    int32_t ids[1000];
+    fill(ids, 1000, 74);
+    const lily_request request = {.prompt = ids, .n_prompt = 950, .max_tokens = 1};
+    fake.pressure = BACKEND_PRESSURE_WARN;
+    read_all(s, ids, 900);
+    assert_true(lily_session_idle(s));
+    fake.cancels = s;
+    assert_int_equal(lily_session_sync(s, ids, 950, &err), LILY_ECANCELED);
+    assert_int_equal(fake.sessions, 0);
+    assert_int_equal(fake.states, 0);
+    fake.cancels = s;
+    assert_int_equal(lily_generate(s, &request, &result, &err), 0);
+    assert_int_equal(result.finish, LILY_FINISH_CANCELLED);
+    assert_int_equal(result.prompt_tokens, 950);
+    assert_int_equal(fake.sessions, 0);
+    assert_int_equal(lily_session_held(s), 900);
+    lily_cancel(s); /* before a call it does nothing */
+    assert_int_equal(session_enter(s, &err), 0);
+    assert_int_equal(read_all(s, ids, 1000), 900);
+    session_leave(s, 0);
+    expect_as_cold(e, s, ids, 1000);
+    fake_close_all(e, s);
+}
+
+/* A full disk is told once and tried again, ever later; then all is as if it had never been full.
+ */
+static void test_a_full_disk_is_tried_again(void **state) {
+    (void)state;
+    char line[500] = "";
+    lily_engine *e = fake_engine((lily_engine_options){.log = fake_keep_line, .arg = line});
+    lily_session *s = fake_session(e);
+    int32_t ids[300];
+    fill(ids, 300, 75);
+    read_all(s, ids, 300);
+    fake.pressure = BACKEND_PRESSURE_WARN;
+    fake.export_fails = true;
+    assert_true(lily_session_idle(s));
+    assert_string_equal(line, "memory: the system is short of it; fake: told not to export; it is "
+                              "tried again later");
+    line[0] = 0;
+    for (int32_t wait = 30; wait < 10000; wait *= 2) {
+        int32_t most = wait < 1800 ? wait : 1800;
+        assert_int_equal(s->rest.wait, most);
+        assert_true(s->rest.next_ns > clock_ns() + (int64_t)(most - 5) * 1000000000);
+        fake.export_fails = false;
+        assert_true(lily_session_idle(s)); /* not yet */
+        assert_int_equal(fake.sessions, 1);
+        fake.export_fails = true;
+        s->rest.next_ns = clock_ns();
+        assert_true(lily_session_idle(s));
+    }
+    assert_string_equal(line, "");
+    fake.export_fails = false;
+    s->rest.next_ns = clock_ns();
+    assert_true(lily_session_idle(s));
+    assert_int_equal(fake.sessions, 0);
+    assert_int_equal(read_all(s, ids, 300), 300);
+    assert_true(lily_session_idle(s)); /* at once */
+    assert_int_equal(fake.sessions, 0);
+    fake_close_all(e, s);
+}
+
+/* What a failed call leaves: everything, unless the backend or the model failed. */
+static void test_what_failures_leave(void **state) {
+    (void)state;
+    lily_engine *e = fake_engine((lily_engine_options){.context = 1024});
+    lily_session *s = fake_session(e);
+    lily_result result;
+    lily_err err;
+    int32_t ids[1025];
+    fill(ids, 1025, 76);
+    const lily_sampling bad = {.temperature = -1};
+    lily_request request = {.prompt = ids, .n_prompt = 1024, .max_tokens = 1};
+    assert_int_equal(lily_session_held(s), 0);
+    read_all(s, ids, 900);
+    assert_int_equal(lily_generate(s, &request, &result, &err), LILY_ECONTEXT);
+    request.n_prompt = 950;
+    request.sampling = &bad;
+    assert_int_equal(lily_generate(s, &request, &result, &err), LILY_EINVAL);
+    request.sampling = NULL;
+    request.tools = "{";
+    assert_int_equal(lily_generate(s, &request, &result, &err), LILY_EINVAL);
+    request.tools = NULL;
+    assert_int_equal(lily_session_held(s), 900);
+    fake.pressure = BACKEND_PRESSURE_WARN;
+    assert_true(lily_session_idle(s));
+    fake.no_sessions = true;
+    assert_int_equal(lily_generate(s, &request, &result, &err), LILY_ENOMEM);
+    fake.no_sessions = false;
+    fake.no_states = true; /* room for the session, but not to read its state */
+    assert_int_equal(lily_generate(s, &request, &result, &err), LILY_ENOMEM);
+    assert_int_equal(fake.sessions, 0);
+    fake.no_states = false;
+    assert_int_equal(lily_session_held(s), 900);
+    assert_int_equal(read_all(s, ids, 940), 900);
+    expect_as_cold(e, s, ids, 940);
+    fake.fail_at = 945;
+    assert_int_equal(lily_generate(s, &request, &result, &err), LILY_EBACKEND);
+    assert_int_equal(lily_session_held(s), 0);
+    read_all(s, ids, 900);
+    fake.nan_at = 950;
+    assert_int_equal(lily_generate(s, &request, &result, &err), LILY_ENUMERIC);
+    assert_int_equal(lily_session_held(s), 0);
+    fake_close_all(e, s);
+}
+
 /* Whatever fails, no wrong token is gone on from. */
 static void test_a_rest_that_fails(void **state) {
     (void)state;
     char line[500] = "";
-    lily_engine *e = fake_engine((lily_engine_options){
-        .log = fake_keep_line, .arg = line, .state_bytes = 6 * fake_state_bytes(NULL)});
+    lily_engine *e = six_checkpoints(line);
     lily_session *s = fake_session(e);
     lily_err err;
     int32_t ids[500], cached;
     fill(ids, 500, 71);
     fake.pressure = BACKEND_PRESSURE_CRITICAL;
     read_all(s, ids, 300);
-    fake.export_fails = true; /* it stays, and is not asked again */
-    assert_false(lily_session_idle(s));
+    fake.export_fails = true; /* it stays */
+    assert_true(lily_session_idle(s));
     assert_int_equal(fake.sessions, 1);
     fake.export_fails = false;
+    s->rest.next_ns = clock_ns();
     assert_int_equal(read_all(s, ids, 400), 300);
     assert_true(lily_session_idle(s));
     fake.no_sessions = true; /* no room to wake: it waits on */
@@ -632,6 +748,9 @@ int main(void) {
         cmocka_unit_test(test_a_session_at_rest),
         cmocka_unit_test(test_calls_at_rest),
         cmocka_unit_test(test_a_rest_cancelled),
+        cmocka_unit_test(test_waking_cancelled),
+        cmocka_unit_test(test_a_full_disk_is_tried_again),
+        cmocka_unit_test(test_what_failures_leave),
         cmocka_unit_test(test_a_rest_that_fails),
         cmocka_unit_test(test_backend_failures),
         cmocka_unit_test(test_bad_arguments),

@@ -139,6 +139,7 @@ static void wrong_fields_are_named(void **state) {
         {"\"logit_bias\": {\"1000\": 1}", "logit_bias"},
         {"\"logit_bias\": {\"-1\": 1}", "logit_bias"},
         {"\"logit_bias\": {\"1x\": 1}", "logit_bias"},
+        {"\"logit_bias\": {\"01\": 1}", "logit_bias"},
         {"\"logit_bias\": {\"1\": 101}", "logit_bias.1"},
         {"\"logit_bias\": {\"1\": null}", "logit_bias.1"},
         {"\"model\": 5", "model"},
@@ -162,6 +163,9 @@ static void wrong_fields_are_named(void **state) {
         {"\"response_format\": {\"type\": \"json_object\"}", "response_format"},
         {"\"functions\": [{\"name\": \"f\"}]", "functions"},
         {"\"guided_json\": {}", "guided_json"},
+        {"\"prompt_logprobs\": 1", "prompt_logprobs"},
+        {"\"echo\": true", "echo"},
+        {"\"use_beam_search\": true", "use_beam_search"},
         {"\"modalities\": [\"audio\"]", "modalities"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -205,6 +209,20 @@ static void integers_of_any_size(void **state) {
     assert_true(r->sampling.seed == (uint64_t)INT64_MIN);
     assert_int_equal(r->max_tokens, INT32_MAX);
     request_free(r);
+}
+
+/* What was found is told so that it differs from what was expected. */
+static void values_are_told_in_full(void **state) {
+    (void)state;
+    struct api_error err = {0};
+    assert_null(parse("\"top_p\": 1.0000001", &err));
+    assert_string_equal(err.message, "top_p: found 1.0000001, expected a number from 0 to 1");
+    assert_null(parse("\"seed\": 9223372036854775808", &err));
+    assert_memory_equal(err.message, "seed: found 9223372036854775808, ", 33);
+    struct chat_request *r = NULL;
+    assert_int_equal(request_parse("{\"messages\": []}", 16, &limits, &r, &err), -1);
+    assert_string_equal(
+        err.message, "messages: found an empty array, expected an array of at least one message");
 }
 
 static void check_body(const char *body, int status, const char *param) {
@@ -357,6 +375,7 @@ int main(void) {
         cmocka_unit_test(unlimited_and_tool_choice_none),
         cmocka_unit_test(wrong_fields_are_named),
         cmocka_unit_test(integers_of_any_size),
+        cmocka_unit_test(values_are_told_in_full),
         cmocka_unit_test(messages_are_checked_by_path),
         cmocka_unit_test(bodies_that_are_no_request),
         cmocka_unit_test(a_begun_answer_is_continued_without_thinking),

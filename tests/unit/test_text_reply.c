@@ -484,69 +484,80 @@ static void test_arguments_given_twice(void **state) {
         .want = "F0 f({\"a\": \"1\", \"b\": \"3\"})"});
 }
 
+/* A reply that a test feeds itself. */
+struct fed {
+    struct tokenizer *tokenizer;
+    struct seen seen;
+    struct reply *reply;
+    lily_err err;
+};
+
+static void fed_open(struct fed *f, int refuse_after) {
+    *f = (struct fed){.seen = {.refuse_after = refuse_after}};
+    f->tokenizer = tiny_load(tiny_json(NULL, NULL, 0, NULL), &f->err);
+    const struct reply_options options = {.tokenizer = f->tokenizer};
+    assert_int_equal(reply_new(&options, on_event, &f->seen, &f->reply, &f->err), 0);
+}
+
+static int fed_push(struct fed *f, int32_t id) {
+    bool stopped;
+    return reply_push(f->reply, id, &stopped, &f->err);
+}
+
+static void fed_text(struct fed *f, const char *text) {
+    for (; *text; text++) assert_int_equal(fed_push(f, *text), 0);
+}
+
+static void fed_close(struct fed *f) {
+    reply_free(f->reply);
+    buf_free(&f->seen.text);
+    buf_free(&f->seen.args);
+    tokenizer_free(f->tokenizer);
+}
+
 /* TC12: the name comes as soon as it is known and a string's bytes as they are sampled. */
 static void test_arguments_flow(void **state) {
     (void)state;
-    lily_err err;
-    struct tokenizer *t = tiny_load(tiny_json(NULL, NULL, 0, NULL), &err);
-    struct seen seen = {0};
-    struct reply *r;
-    bool stopped;
-    struct reply_options options = {.tokenizer = t};
-    assert_int_equal(reply_new(&options, on_event, &seen, &r, &err), 0);
-    assert_int_equal(reply_push(r, TINY_FIRST_CONTROL + 2, &stopped, &err), 0);
-    for (const char *p = "\n<function=write>"; *p; p++) reply_push(r, *p, &stopped, &err);
-    assert_string_equal(seen.text.data, "F0 write(");
-    for (const char *p = "\n<parameter=text>\n"; *p; p++) reply_push(r, *p, &stopped, &err);
+    struct fed f;
+    fed_open(&f, 0);
+    assert_int_equal(fed_push(&f, TINY_FIRST_CONTROL + 2), 0);
+    fed_text(&f, "\n<function=write>");
+    assert_string_equal(f.seen.text.data, "F0 write(");
+    fed_text(&f, "\n<parameter=text>\n");
     for (int i = 0; i < 2000; i++) {
-        assert_int_equal(reply_push(r, 'a' + i % 26, &stopped, &err), 0);
-        assert_int_equal(seen.args.len, strlen("{\"text\": \"") + (size_t)i + 1);
+        assert_int_equal(fed_push(&f, 'a' + i % 26), 0);
+        assert_int_equal(f.seen.args.len, strlen("{\"text\": \"") + (size_t)i + 1);
     }
-    assert_true(seen.n_args_events >= 2000);
-    assert_int_equal(reply_tool_calls(r), 0);
-    assert_int_equal(reply_finish(r, &err), 0);
-    assert_int_equal(reply_tool_calls(r), 1);
-    reply_free(r);
-    buf_free(&seen.text);
-    buf_free(&seen.args);
-    tokenizer_free(t);
+    assert_true(f.seen.n_args_events >= 2000);
+    assert_int_equal(reply_tool_calls(f.reply), 0);
+    assert_int_equal(reply_finish(f.reply, &f.err), 0);
+    assert_int_equal(reply_tool_calls(f.reply), 1);
+    fed_close(&f);
 }
 
 static void test_the_callback_stops_the_feeding(void **state) {
     (void)state;
-    lily_err err;
-    struct tokenizer *t = tiny_load(tiny_json(NULL, NULL, 0, NULL), &err);
-    struct seen seen = {.refuse_after = 2};
-    struct reply *r;
-    bool stopped;
-    struct reply_options options = {.tokenizer = t};
-    assert_int_equal(reply_new(&options, on_event, &seen, &r, &err), 0);
-    assert_int_equal(reply_push(r, 'a', &stopped, &err), 0);
-    assert_int_equal(reply_push(r, 'b', &stopped, &err), 77);
-    assert_int_equal(reply_push(r, 'c', &stopped, &err), 77);
-    assert_int_equal(reply_finish(r, &err), 77);
-    assert_string_equal(seen.text.data, "C(a");
-    reply_free(r);
-    buf_free(&seen.text);
-    tokenizer_free(t);
+    struct fed f;
+    fed_open(&f, 2);
+    assert_int_equal(fed_push(&f, 'a'), 0);
+    assert_int_equal(fed_push(&f, 'b'), 77);
+    assert_int_equal(fed_push(&f, 'c'), 77);
+    assert_int_equal(reply_finish(f.reply, &f.err), 77);
+    assert_string_equal(f.seen.text.data, "C(a");
+    fed_close(&f);
 }
 
 static void test_ids_without_a_token(void **state) {
     (void)state;
-    lily_err err;
-    struct tokenizer *t = tiny_load(tiny_json(NULL, NULL, 0, NULL), &err);
-    struct seen seen = {0};
+    struct fed f;
     struct reply *r;
-    bool stopped;
-    struct reply_options options = {.tokenizer = t};
-    assert_int_equal(reply_new(&options, on_event, &seen, &r, &err), 0);
-    assert_int_equal(reply_push(r, 300, &stopped, &err), LILY_EINVAL);
-    assert_int_equal(reply_push(r, -1, &stopped, &err), LILY_EINVAL);
-    reply_free(r);
-    options.stops = (const char *const[]){"\xff"};
-    options.n_stops = 1;
-    assert_int_equal(reply_new(&options, on_event, &seen, &r, &err), LILY_EINVAL);
-    tokenizer_free(t);
+    fed_open(&f, 0);
+    assert_int_equal(fed_push(&f, 300), LILY_EINVAL);
+    assert_int_equal(fed_push(&f, -1), LILY_EINVAL);
+    const struct reply_options options = {
+        .tokenizer = f.tokenizer, .stops = (const char *const[]){"\xff"}, .n_stops = 1};
+    assert_int_equal(reply_new(&options, on_event, &f.seen, &r, &f.err), LILY_EINVAL);
+    fed_close(&f);
 }
 
 int main(void) {

@@ -129,22 +129,6 @@ static bool row_finite(const struct backend_model *m, int32_t row) {
            (!x->logits[row] || m->k->all_finite(x->logits[row], s->vocab));
 }
 
-static int check_token(const struct backend_session *s, int32_t token, lily_err *err) {
-    int32_t vocab = model_shape(s->model)->vocab;
-    if (token >= 0 && token < vocab) return LILY_OK;
-    return ERR(err, LILY_EINVAL,
-               "token: found id %d, expected 0 to %d; tokenize with this checkpoint's tokenizer",
-               token, vocab - 1);
-}
-
-static int check_room(const struct backend_session *s, lily_err *err) {
-    if (s->position < s->context) return LILY_OK;
-    return ERR(err, LILY_ECONTEXT,
-               "session: found %d tokens, expected fewer than its context of %d; start a session "
-               "with a larger context",
-               s->position, s->context);
-}
-
 static int check_idle(const struct backend_model *m, lily_err *err) {
     if (!m->pending) return LILY_OK;
     return ERR(err, LILY_EBUSY, "decode: found a step in flight, expected none; wait for it");
@@ -163,10 +147,11 @@ int cpu_prefill(struct backend_session *s, struct prefill_step *step, lily_err *
         return ERR(err, LILY_EINVAL, "prefill: found %d tokens, expected at least 1", step->n);
     }
     int rc = check_idle(m, err);
-    if (rc == LILY_OK) rc = check_room(s, err);
+    if (rc == LILY_OK) rc = backend_check_room(s->position, s->context, err);
     int32_t n = smaller(step->n, smaller(CHUNK - s->position % BACKEND_GRID, m->rows));
     n = smaller(n, s->context - s->position);
-    for (int32_t i = 0; i < n && rc == LILY_OK; i++) rc = check_token(s, step->ids[i], err);
+    for (int32_t i = 0; i < n && rc == LILY_OK; i++)
+        rc = backend_check_token(model_shape(m), step->ids[i], err);
     if (rc != LILY_OK) return rc;
 
     clear_step(x);
@@ -209,8 +194,9 @@ int cpu_decode_submit(struct backend_model *m, const struct decode_slot *slots, 
     }
     int rc = check_idle(m, err);
     for (int32_t i = 0; i < n && rc == LILY_OK; i++) {
-        rc = check_token(slots[i].session, slots[i].token, err);
-        if (rc == LILY_OK) rc = check_room(slots[i].session, err);
+        rc = backend_check_token(model_shape(m), slots[i].token, err);
+        if (rc == LILY_OK)
+            rc = backend_check_room(slots[i].session->position, slots[i].session->context, err);
         if (rc == LILY_OK && slots[i].sampling) {
             rc = ERR(err, LILY_EINVAL,
                      "decode: found sampling, which this backend leaves to the "

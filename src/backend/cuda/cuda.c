@@ -6,8 +6,11 @@
 #include <string.h>
 
 static const double GIB = 1024.0 * 1024.0 * 1024.0;
-/* What the driver takes for contexts, kernels and local memory beside our allocations. */
-static const size_t DRIVER_RESERVE = (size_t)384 << 20;
+/* What the driver takes beside our allocations: for a context with the smallest stack (292 MB on an
+ * H200), then for kernels (about 30 MB) and their stack (0.27 MB a byte of a thread there, at most
+ * 272 bytes). */
+static const size_t DRIVER_CONTEXT = (size_t)288 << 20, DRIVER_RESERVE = (size_t)128 << 20;
+enum { LEAST_STACK = 64 };
 
 /* ---- small services -------------------------------------------------------------------------- */
 
@@ -110,62 +113,20 @@ static int enter_device(struct backend_model *m, lily_err *err) {
     int rc = cuda_check(d, d->context_retain(&m->context, m->device), "context", err);
     if (rc == LILY_OK) rc = cuda_enter(m, err);
     if (rc != LILY_OK) return rc;
+    /* Every thread the card can hold has a stack, of 1,024 bytes at first: 0.26 GB more on an H200
+     * than these. A driver that refuses costs that memory alone. */
+    d->context_limit(CU_LIMIT_STACK, LEAST_STACK);
     return cuda_check(d, d->stream_new(&m->stream, CU_STREAM_NON_BLOCKING), "stream", err);
 }
 
+/* The stack of the kernels that were found, now rather than at some launch. */
+static int grow_stack(const struct backend_model *m, lily_err *err) {
+    size_t stack = cuda_modules_stack(m->modules);
+    if (stack <= LEAST_STACK) return LILY_OK;
+    return cuda_check(m->d, m->d->context_limit(CU_LIMIT_STACK, stack), "stack", err);
+}
+
 /* ---- memory ---------------------------------------------------------------------------------- */
-
-static CUdeviceptr carve(CUdeviceptr base, size_t *used, size_t count, size_t size) {
-    size_t at = *used;
-    *used += cuda_aligned(count * size);
-    return base + at;
-}
-
-static size_t larger(size_t a, size_t b) {
-    return a > b ? a : b;
-}
-
-size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struct cuda_scratch *x) {
-    const struct shape *s = model_shape(m);
-    const size_t f = sizeof(float), bf = sizeof(uint16_t), n = sizeof(int32_t);
-    size_t rows = (size_t)m->rows, h = (size_t)s->hidden, used = 0;
-    size_t slots = (size_t)m->options.max_sessions, pairs = rows * (size_t)s->top_k;
-    size_t mix = larger((size_t)s->q_dim, (size_t)s->gdn_v_dim);
-    size_t inner = larger((size_t)s->expert_width, (size_t)s->shared_width);
-    size_t all = (size_t)(s->top_k + 1), experts = (size_t)s->experts;
-    size_t gates = 2 * (size_t)s->gdn_v_heads, head = larger(slots, CUDA_HEAD_ROWS);
-    x->x = carve(base, &used, rows * h, f);
-    x->normed = carve(base, &used, rows * h, f);
-    x->normed_bf = carve(base, &used, rows * h, bf);
-    /* What the experts of a prompt give reaches from wide into queries, which none of its expert
-     * stages needs. The few rows of a step of several slots, whose stages do, end before. */
-    size_t width = (size_t)m->proj_width, given = (size_t)s->top_k * h;
-    size_t few = rows < CUDA_FEW_ROWS ? rows : CUDA_FEW_ROWS;
-    size_t queries = larger((size_t)s->conv_dim, (size_t)s->q_dim);
-    x->wide = carve(base, &used, larger(rows * width, few * given), f);
-    x->queries = carve(base, &used, rows * larger(queries, given > width ? given - width : 0), f);
-    x->norms = carve(base, &used, rows * 2 * (size_t)s->gdn_k_heads, f);
-    x->gates = carve(base, &used, rows * gates, f);
-    x->delta = carve(base, &used, rows * larger((size_t)s->gdn_v_dim, h), f);
-    x->mix = carve(base, &used, rows * larger(mix, h), f);
-    x->mix_bf = carve(base, &used, rows * mix, bf);
-    x->out = carve(base, &used, rows * h, f);
-    x->scores = carve(base, &used, rows * larger(experts + 1, gates), f);
-    x->routing = carve(base, &used, rows * 2 * (size_t)s->top_k, f);
-    x->hidden = carve(base, &used, larger(rows * all * inner * bf, slots * all * inner * f), 1);
-    x->experts = carve(base, &used, experts + 2 + experts + pairs / 8 + 1, n);
-    x->pairs = carve(base, &used, pairs, n);
-    x->places = carve(base, &used, pairs, n);
-    x->partial =
-        carve(base, &used, slots * (size_t)s->q_heads * CUDA_PARTS * (size_t)(s->head_dim + 2), f);
-    x->ids = carve(base, &used, rows, n);
-    x->logits = carve(base, &used, head * (size_t)s->vocab, f);
-    x->finite = carve(base, &used, slots + 1, n);
-    x->sampling = carve(base, &used, slots * 64 * BACKEND_TOP_K, 2 * n);
-    x->sampled = carve(base, &used, ((size_t)s->vocab + 31) / 32, sizeof(uint32_t));
-    x->block = base;
-    return x->bytes = used;
-}
 
 void cuda_set_sizes(struct backend_model *m) {
     const struct shape *s = model_shape(m);
@@ -175,32 +136,31 @@ void cuda_set_sizes(struct backend_model *m) {
     /* A chunk may begin between two points of the grid and must then end on one. */
     int32_t rows = (o->max_context + BACKEND_GRID - 1) / BACKEND_GRID * BACKEND_GRID;
     m->rows = rows < CUDA_CHUNK ? rows : CUDA_CHUNK;
-    if (m->rows < o->max_sessions) m->rows = o->max_sessions;
     int32_t gdn = s->conv_dim + s->gdn_v_dim, full = 2 * s->q_dim + 2 * s->kv_dim;
     m->proj_width = gdn > full ? gdn : full;
 }
 
 struct cuda_need cuda_need(const struct backend_model *m) {
-    struct cuda_scratch x;
     size_t session = cuda_session_bytes(m, m->options.max_context);
     return (struct cuda_need){.weights = m->dw.bytes,
-                              .scratch = cuda_place_scratch(m, 0, &x) + cuda_steps_bytes(m) +
-                                         cuda_decode_bytes(m) + cuda_prompt_bytes(m),
+                              .scratch = cuda_scratch_bytes(m) + cuda_steps_bytes(m) +
+                                         cuda_decode_bytes(m),
                               .sessions = (size_t)m->options.max_sessions * session,
-                              .reserve = DRIVER_RESERVE};
+                              .reserve = DRIVER_RESERVE,
+                              .context = DRIVER_CONTEXT};
 }
 
 /* Takes half as many rows for a prompt step, which costs speed alone; false: they are few. */
 static bool fewer_rows(struct backend_model *m) {
     int32_t rows = m->rows / 2 / BACKEND_GRID * BACKEND_GRID;
-    if (rows < CUDA_LEAST_ROWS || rows < m->options.max_sessions) return false;
+    if (rows < CUDA_LEAST_ROWS) return false;
     m->rows = rows;
     return true;
 }
 
 /* The weights must fit the device at all. */
 static int check_total(const struct backend_model *m, lily_err *err) {
-    size_t total = 0, need = m->dw.bytes + DRIVER_RESERVE;
+    size_t total = 0, need = m->dw.bytes + DRIVER_CONTEXT + DRIVER_RESERVE;
     int rc = cuda_check(m->d, m->d->device_memory(&total, m->device), "memory", err);
     if (rc != LILY_OK || need <= total) return rc;
     return ERR(err, LILY_ENOMEM,
@@ -248,12 +208,9 @@ static int place_sampled(struct backend_model *m, lily_err *err) {
 }
 
 int cuda_allocate(struct backend_model *m, lily_err *err) {
-    CUdeviceptr block;
-    size_t bytes = cuda_place_scratch(m, 0, &m->x);
-    m->x.block = 0;
-    int rc = cuda_memory(m, bytes, "scratch", &block, err);
+    int rc = cuda_memory(m, cuda_scratch_bytes(m), "scratch", &m->scratch_block, err);
     if (rc != LILY_OK) return rc;
-    cuda_place_scratch(m, block, &m->x);
+    cuda_place_scratch(m, m->prompt != NULL, m->scratch_block, &m->x, &m->chunk);
     rc = place_sampled(m, err);
     if (rc != LILY_OK) return rc;
     if (m->options.trace) {
@@ -275,7 +232,7 @@ void cuda_close(struct backend_model *m) {
     cuda_prompt_close(m);
     cuda_portable_close(m);
     cuda_steps_close(m);
-    if (m->x.block) d->memory_free(m->x.block);
+    if (m->scratch_block) d->memory_free(m->scratch_block);
     cuda_weights_free(m);
     cuda_modules_free(d, m->modules);
     if (m->stream) d->stream_free(m->stream);
@@ -291,7 +248,7 @@ static bool can_do_without(const struct backend_model *m, int rc) {
 }
 
 /* The last path is always to be had: its kernels are open. */
-static int open_paths(struct backend_model *m, lily_err *err) {
+int cuda_open_paths(struct backend_model *m, lily_err *err) {
     for (int i = 0; cuda_paths[i] && m->n_paths < CUDA_MAX_PATHS; i++) {
         bool usable = false;
         int rc = cuda_paths[i]->open(m, &usable, err);
@@ -301,13 +258,12 @@ static int open_paths(struct backend_model *m, lily_err *err) {
     return LILY_OK;
 }
 
-int cuda_open_kernels(struct backend_model *m, lily_err *err) {
+int cuda_open_prompts(struct backend_model *m, lily_err *err) {
     int rc = cuda_prompt_open(m, err);
-    if (rc != LILY_OK) {
-        cuda_prompt_close(m);
-        if (!can_do_without(m, rc)) return rc;
-    }
-    return open_paths(m, err);
+    if (rc == LILY_OK) return LILY_OK;
+    cuda_prompt_close(m);
+    m->prompt_missing = true;
+    return can_do_without(m, rc) ? LILY_OK : rc;
 }
 
 static int open_on(struct backend_model *m, lily_err *err) {
@@ -320,9 +276,11 @@ static int open_on(struct backend_model *m, lily_err *err) {
         rc = cuda_modules_load(m->d, model_shape(m), m->capability, &m->modules, err);
     }
     if (rc == LILY_OK) rc = cuda_portable_open(m, err);
+    if (rc == LILY_OK) rc = cuda_open_prompts(m, err);
     if (rc == LILY_OK) rc = cuda_allocate(m, err); /* before the upload, which takes longest */
     if (rc == LILY_OK) rc = cuda_upload(m, err);
-    return rc == LILY_OK ? cuda_open_kernels(m, err) : rc;
+    if (rc == LILY_OK) rc = cuda_open_paths(m, err);
+    return rc == LILY_OK ? grow_stack(m, err) : rc;
 }
 
 static int cuda_open(const struct weights *w, const struct backend_options *options,

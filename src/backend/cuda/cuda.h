@@ -7,6 +7,7 @@
  *   cuda.c      opening a model, statistics, the table
  *   session.c   what a sequence remembers, in device memory
  *   paths.c     the ways to run a decode step, in order of preference
+ *   scratch.c   where the arrays of a step lie
  *   step.c      decode: slots checked, up to two steps in flight, results handed over
  *   layers.c    the layers made of portable kernels, for prompts and decode steps
  *   prefill.c   a chunk of a prompt
@@ -53,52 +54,63 @@ struct cuda_weights {
     size_t bytes;
 };
 
-/* Scratch of a step of R = rows rows; arrays live in one allocation. `wide` is shared by what is
- * never alive at once: a mixer's projections, the experts' outputs. */
+/* Scratch of a step of up to R rows (scratch.c). A prompt chunk's arrays lie over each other where
+ * they are not alive at once, a decode step's do not. Where prompt.c runs the chunk, its kernels
+ * have another type: / says which. */
 struct cuda_scratch {
     CUdeviceptr x;         /* float [R][H] residual stream */
-    CUdeviceptr normed;    /* float [R][H] */
+    CUdeviceptr normed;    /* float [R][H] / two bf16 [R][H] for products that decide */
     CUdeviceptr normed_bf; /* bf16 [R][H] the same, rounded */
-    CUdeviceptr wide;      /* float [R][proj_width], or [R * top_k][H], on into queries */
-    CUdeviceptr queries;   /* float [R][conv_dim] after the convolution, or [R][q_dim] after RoPE */
+    CUdeviceptr wide;      /* float / fp16 [R][proj_width] a mixer's projections */
+    CUdeviceptr channels;  /* float / bf16 [R][conv_dim] after the convolution */
+    CUdeviceptr queries;   /* float / bf16 [R][q_dim] after RoPE */
     CUdeviceptr norms;     /* float [R][2 * gdn_k_heads] factors of queries and keys */
     CUdeviceptr gates;     /* float [R][2 * gdn_v_heads] beta, then decay */
-    CUdeviceptr delta;     /* float [R][gdn_v_dim] */
+    CUdeviceptr delta;     /* float / fp16 [R][gdn_v_dim] */
     CUdeviceptr mix;       /* float [R][max(q_dim, gdn_v_dim)] input of the output projection */
     CUdeviceptr mix_bf;    /* bf16, the same */
-    CUdeviceptr out;       /* float [R][H] */
-    CUdeviceptr scores;    /* float [R][E + 1]; before that [R][2 * gdn_v_heads] of ba */
+    CUdeviceptr out;       /* float / fp16 [R][H] */
+    CUdeviceptr scores;    /* float [R][E + 1] / in parts; before that [R][2 * gdn_v_heads] of ba */
     CUdeviceptr routing;   /* float [R][2 * top_k] ids in descending order of weight, weights */
     CUdeviceptr hidden;    /* bf16 (prefill) or float (decode) [R][top_k + 1][I] */
+    CUdeviceptr given;     /* float / fp16 [R * top_k][H] what experts give; in decode steps wide */
     CUdeviceptr experts;   /* int32: counts, offsets, block map of the grouped products */
     CUdeviceptr pairs;     /* int32 [R * top_k] row * top_k + choice, sorted by expert */
     CUdeviceptr places;    /* int32 [R * top_k] where a pair lies in pairs */
     CUdeviceptr partial;   /* float: partial attention of decode steps */
-    CUdeviceptr ids;       /* int32 [R] tokens of a prompt chunk */
-    CUdeviceptr logits;    /* float [max(max_sessions, CUDA_HEAD_ROWS)][V] */
+    CUdeviceptr ids;       /* int32 [rows] tokens of a prompt chunk */
+    CUdeviceptr logits;    /* float [max_sessions], of a prompt [CUDA_HEAD_ROWS], [V] */
     CUdeviceptr finite; /* int32 [max_sessions + 1]: 0 after a NaN or infinity; last: of a prompt */
     CUdeviceptr sampling; /* candidates of the device's sampling, see portable_sample.cu */
     CUdeviceptr sampled;  /* uint32 [(V + 31) / 32] bits of the ids that may be sampled */
-    CUdeviceptr block;
-    size_t bytes;
+    /* prompt.c alone: what pieces of the delta rule leave (decays, w, p, u at pieces_at); sums of
+     * segments of the context; sums of the inputs of products that decide; rows of each expert. */
+    CUdeviceptr pieces, parts, parts_sums, sums, counts;
+    size_t pieces_at[4];
 };
 
+/* scratch.c: places the arrays of decode steps and of prompt chunks (with `fast`, as prompt.c needs
+ * them) in one allocation from base on; its bytes. */
+size_t cuda_place_scratch(const struct backend_model *m, bool fast, CUdeviceptr base,
+                          struct cuda_scratch *step, struct cuda_scratch *chunk);
+/* Bytes for either kind of chunk. */
+size_t cuda_scratch_bytes(const struct backend_model *m);
+
 /* cuda.c. Bytes of device memory that a model and its sessions take, once the weights are planned;
- * reserve: for the driver's own. */
+ * reserve: what the driver still takes once there is a context; context: what that took. */
 struct cuda_need {
-    size_t weights, scratch, sessions, reserve;
+    size_t weights, scratch, sessions, reserve, context;
 };
 struct cuda_need cuda_need(const struct backend_model *m);
 
 /* cuda.c: what follows from shape, layers and options. */
 void cuda_set_sizes(struct backend_model *m);
 
-/* cuda.c: opens the prompt kernels and the decode paths of a model whose weights and scratch are in
- * place; those that memory or kernels lack for are left out, but for the portable ones. */
-int cuda_open_kernels(struct backend_model *m, lily_err *err);
-
-/* cuda.c: adds up (base 0) or places the arrays of x for the model's sizes; the bytes. */
-size_t cuda_place_scratch(const struct backend_model *m, CUdeviceptr base, struct cuda_scratch *x);
+/* cuda.c: open what goes on without: the prompt kernels, before scratch is allocated, and the
+ * decode paths of a model whose weights and scratch are in place. Those that memory or kernels lack
+ * for are left out, but for the portable ones. */
+int cuda_open_prompts(struct backend_model *m, lily_err *err);
+int cuda_open_paths(struct backend_model *m, lily_err *err);
 
 /* One decode step on its way. Its slots lie in pinned host memory and, once queued, in device
  * memory; results and logits come back to pinned memory. */
@@ -147,17 +159,20 @@ struct backend_model {
     int32_t processors;   /* multiprocessors */
     int32_t shared_limit; /* bytes of shared memory one block may use */
     int32_t attention_layers, gdn_layers;
-    int32_t rows;          /* R: most rows of a step */
+    int32_t rows;          /* most rows of a prompt chunk */
     int32_t proj_width;    /* rows of the taller of qkvz and qkv */
     int32_t sessions;      /* open now */
     int32_t sampled_below; /* ids from here on are never sampled; */
     bool has_holes;        /* and some before it are not: those that x.sampled says */
     struct cuda_weights dw;
-    struct cuda_scratch x;
+    struct cuda_scratch x;     /* of decode steps */
+    struct cuda_scratch chunk; /* of prompt chunks, in the same memory: */
+    CUdeviceptr scratch_block;
     struct cuda_modules *modules;                  /* module.c */
     struct cuda_portable *portable;                /* prefill.c: its kernels */
     struct cuda_decode *decode;                    /* decode.c: what it needs; NULL: not in use */
-    struct cuda_prompt *prompt;                    /* prompt.c, the same */
+    struct cuda_prompt *prompt;                    /* prompt.c, the same; */
+    bool prompt_missing;                           /* its kernels could not be opened */
     struct cuda_batch *batch;                      /* batch.c, the same */
     const struct cuda_path *paths[CUDA_MAX_PATHS]; /* opened, in order of preference */
     int32_t n_paths;
@@ -226,8 +241,11 @@ int cuda_modules_any(struct cuda_modules **out, lily_err *err);
 bool cuda_kernels_embedded(const char *shape); /* for a shape's name; NULL: for any */
 /* A kernel by its file ("portable_gemm") and name, with room for `shared` bytes of dynamic shared
  * memory. */
-int cuda_function(const struct cuda_driver *d, const struct cuda_modules *modules, const char *file,
+int cuda_function(const struct cuda_driver *d, struct cuda_modules *modules, const char *file,
                   const char *kernel, size_t shared, CUfunction *out, lily_err *err);
+
+/* Bytes of stack of a thread that the kernels found so far need. */
+size_t cuda_modules_stack(const struct cuda_modules *modules);
 
 /* Queues kernel f on the model's stream: grid (gx, gy, gz), block threads, arguments by address. */
 int cuda_launch(const struct backend_model *m, CUfunction f, unsigned gx, unsigned gy, unsigned gz,
@@ -260,6 +278,7 @@ struct cuda_mat cuda_planar_mat(int32_t rows, int32_t cols, int32_t bits);
 
 /* Rows on their way through the layers: of one slot (a prompt chunk) or one of each of several. */
 struct cuda_run {
+    struct cuda_scratch *x;
     const struct cuda_slot *slots; /* on the host: positions */
     CUdeviceptr slots_device;
     int32_t n_slots;
@@ -292,14 +311,15 @@ int cuda_mark_prompt(struct backend_session *s, const int32_t *ids, int32_t n, l
 int cuda_trace(struct backend_model *m, const struct cuda_run *run, enum stage stage, int32_t layer,
                CUdeviceptr data, size_t ld, int32_t n, lily_err *err);
 
-/* Bytes that the persistent decode step (decode.c) and the prompt kernels take beside the weights,
- * once those are planned; 0 where they do not suit the card or the weights. */
+/* Bytes that the persistent decode step (decode.c) takes beside the weights, once those are
+ * planned; 0 where it does not suit the card or the weights. */
 size_t cuda_decode_bytes(const struct backend_model *m);
 int32_t cuda_decode_stages(const struct backend_model *m); /* of its step: see cuda-decode.md */
-size_t cuda_prompt_bytes(const struct backend_model *m);
 
-/* prompt.c: opening leaves m->prompt NULL where its kernels do not suit the card or the weights;
+/* prompt.c: whether its kernels suit the card and the weights, once those are planned, and are not
+ * known to be missing; opening leaves m->prompt NULL where they do not;
  * cuda_prompt_layers is cuda_run_layers for a prompt, where it is not. */
+bool cuda_prompt_suits(const struct backend_model *m);
 int cuda_prompt_open(struct backend_model *m, lily_err *err);
 void cuda_prompt_close(struct backend_model *m);
 int cuda_prompt_layers(struct backend_model *m, const struct cuda_run *run, lily_err *err);

@@ -26,7 +26,10 @@ enum { /* CUdevice_attribute */
        CU_MEMORY_BITS = 37,
        CU_CAPABILITY_MAJOR = 75,
        CU_CAPABILITY_MINOR = 76,
+       /* CUlimit */
+       CU_LIMIT_STACK = 0,
        /* CUfunction_attribute */
+       CU_FUNC_LOCAL_BYTES = 3, /* a thread's stack */
        CU_FUNC_MAX_DYNAMIC_SHARED = 8,
        CU_FUNC_CARVEOUT = 9, /* preferred share of shared memory, in percent */
        /* CUresult values that are told apart */
@@ -71,6 +74,7 @@ typedef struct {
     XX(context_retain, "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))         \
     XX(context_release, "cuDevicePrimaryCtxRelease_v2", (CUdevice device))                         \
     XX(context_set, "cuCtxSetCurrent", (CUcontext context))                                        \
+    XX(context_limit, "cuCtxSetLimit", (int limit, size_t value))                                  \
     XX(error_name, "cuGetErrorName", (CUresult error, const char **text))                          \
     XX(error_text, "cuGetErrorString", (CUresult error, const char **text))                        \
     XX(module_load, "cuModuleLoadData", (CUmodule * module, const void *image))                    \
@@ -78,6 +82,7 @@ typedef struct {
     XX(module_function, "cuModuleGetFunction",                                                     \
        (CUfunction * function, CUmodule module, const char *name))                                 \
     XX(func_set, "cuFuncSetAttribute", (CUfunction function, int attribute, int value))            \
+    XX(func_get, "cuFuncGetAttribute", (int *value, int attribute, CUfunction function))           \
     XX(occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                                   \
        (int *blocks, CUfunction function, int threads, size_t shared))                             \
     XX(memory_info, "cuMemGetInfo_v2", (size_t * free, size_t * total))                            \

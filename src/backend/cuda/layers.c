@@ -170,7 +170,7 @@ static int small_product(struct backend_model *m, const struct cuda_run *run, st
 /* x += add where add is given; normed rows as float32, and as bf16 for tensor cores. */
 static int norm(struct backend_model *m, const struct cuda_run *run, CUdeviceptr add,
                 CUdeviceptr weight, int32_t first, int32_t rows, lily_err *err) {
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = run->x;
     CUdeviceptr rounded = run->matrix ? x->normed_bf : 0;
     return launch(m, m->portable->norm, (unsigned)rows, 1, 1, 256, 0,
                   ARGS(&x->x, &add, &weight, &x->normed, &rounded, &first), err);
@@ -183,7 +183,7 @@ static int deltanet_core(struct backend_model *m, const struct cuda_run *run, in
     const struct shape *s = model_shape(m);
     const struct cuda_layer *w = &m->dw.layer[l];
     const struct cuda_portable *k = m->portable;
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = run->x;
     struct cuda_run at = *run;
     int32_t rows = cuda_run_rows(run), width = m->proj_width, each = run->rows_per_slot;
     int32_t kind = shape_kind_index(s, l), heads = 2 * s->gdn_k_heads + s->gdn_v_heads;
@@ -191,7 +191,8 @@ static int deltanet_core(struct backend_model *m, const struct cuda_run *run, in
     CUdeviceptr conv = w->conv, rate = w->decay_rate, bias = w->dt_bias;
     int rc = launch(
         m, k->convolve, (unsigned)heads, blocks(each, 64), slots, 128, 0,
-        ARGS(&x->wide, &width, &conv, &at.slots_device, &each, &kind, &x->queries, &x->norms), err);
+        ARGS(&x->wide, &width, &conv, &at.slots_device, &each, &kind, &x->channels, &x->norms),
+        err);
     if (rc == LILY_OK) {
         rc = launch(m, k->gates, blocks(rows * s->gdn_v_heads, 128), 1, 1, 128, 0,
                     ARGS(&x->scores, &rate, &bias, &x->gates, &rows), err);
@@ -199,7 +200,7 @@ static int deltanet_core(struct backend_model *m, const struct cuda_run *run, in
     if (rc == LILY_OK) {
         rc = launch(
             m, k->delta_scan, (unsigned)s->gdn_v_heads * 8, slots, 1, 128, 0,
-            ARGS(&x->queries, &x->norms, &x->gates, &at.slots_device, &each, &kind, &x->delta),
+            ARGS(&x->channels, &x->norms, &x->gates, &at.slots_device, &each, &kind, &x->delta),
             err);
     }
     return rc;
@@ -208,7 +209,7 @@ static int deltanet_core(struct backend_model *m, const struct cuda_run *run, in
 static int deltanet(struct backend_model *m, const struct cuda_run *run, int32_t l, lily_err *err) {
     const struct shape *s = model_shape(m);
     const struct cuda_layer *w = &m->dw.layer[l];
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = run->x;
     int32_t rows = cuda_run_rows(run), width = m->proj_width;
     CUdeviceptr weight = w->gdn_norm;
     CUdeviceptr mix = run->matrix && !m->options.trace ? 0 : x->mix;
@@ -223,7 +224,7 @@ static int deltanet(struct backend_model *m, const struct cuda_run *run, int32_t
     if (rc == LILY_OK) rc = product(m, run, w->out, mix, mix_bf, x->out, s->hidden, rows, err);
     if (rc != LILY_OK || !m->options.trace) return rc;
     int32_t v_dim = s->gdn_v_dim, v_heads = s->gdn_v_heads;
-    rc = cuda_trace(m, run, STAGE_GDN_CONV, l, x->queries, (size_t)s->conv_dim, s->conv_dim, err);
+    rc = cuda_trace(m, run, STAGE_GDN_CONV, l, x->channels, (size_t)s->conv_dim, s->conv_dim, err);
     if (rc) return rc;
     rc = cuda_trace(m, run, STAGE_GDN_GATES, l, x->gates, 2 * (size_t)v_heads, 2 * v_heads, err);
     if (rc) return rc;
@@ -236,7 +237,7 @@ static int attend(struct backend_model *m, const struct cuda_run *run, int32_t k
                   CUdeviceptr mix, CUdeviceptr mix_bf, lily_err *err) {
     const struct shape *s = model_shape(m);
     const struct cuda_portable *k = m->portable;
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = run->x;
     CUdeviceptr slots = run->slots_device;
     int32_t rows = cuda_run_rows(run), width = m->proj_width, longest = 0;
     unsigned kv_heads = (unsigned)s->kv_heads, n = (unsigned)run->n_slots;
@@ -261,7 +262,7 @@ static int attention(struct backend_model *m, const struct cuda_run *run, int32_
                      lily_err *err) {
     const struct shape *s = model_shape(m);
     const struct cuda_layer *w = &m->dw.layer[l];
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = run->x;
     struct cuda_run at = *run;
     int32_t rows = cuda_run_rows(run), width = m->proj_width, each = run->rows_per_slot;
     int32_t kind = shape_kind_index(s, l);
@@ -291,22 +292,22 @@ static int attention(struct backend_model *m, const struct cuda_run *run, int32_
 /* ---- experts --------------------------------------------------------------------------------- */
 
 /* Places in x.experts: begin[E + 1], the number of blocks, the blocks. */
-static struct cuda_groups groups_of(const struct backend_model *m) {
-    CUdeviceptr begin = m->x.experts;
+static struct cuda_groups groups_of(const struct backend_model *m, const struct cuda_scratch *x) {
+    CUdeviceptr begin = x->experts;
     CUdeviceptr count = begin + (size_t)(model_shape(m)->experts + 1) * sizeof(int32_t);
     return (struct cuda_groups){
-        .begin = begin, .blocks = count + sizeof(int32_t), .n_blocks = count, .pairs = m->x.pairs};
+        .begin = begin, .blocks = count + sizeof(int32_t), .n_blocks = count, .pairs = x->pairs};
 }
 
 /* One grouped pair of products: hidden = silu(gate in) * (up in), out = down hidden, in tiles of
  * TILE_ROWS[t] rows. n: most blocks of rows; filled: about how many there are. */
-static int expert_products(struct backend_model *m, int t, unsigned n, unsigned filled,
-                           struct cuda_mat gate, struct cuda_mat up, struct cuda_mat down,
-                           struct cuda_groups groups, int32_t inner, CUdeviceptr hidden,
-                           CUdeviceptr out, lily_err *err) {
+static int expert_products(struct backend_model *m, CUdeviceptr in, int t, unsigned n,
+                           unsigned filled, struct cuda_mat gate, struct cuda_mat up,
+                           struct cuda_mat down, struct cuda_groups groups, int32_t inner,
+                           CUdeviceptr hidden, CUdeviceptr out, lily_err *err) {
     const struct cuda_portable *k = m->portable;
     int32_t h = model_shape(m)->hidden, wide = t - FIRST_WIDE;
-    void **up_args = ARGS(&m->x.normed_bf, &gate, &up, &groups, &hidden, &inner);
+    void **up_args = ARGS(&in, &gate, &up, &groups, &hidden, &inner);
     void **down_args = ARGS(&hidden, &down, &groups, &out);
     if (wide >= 0) {
         size_t shared = TILE_SHARED((size_t)TILE_ROWS[t]);
@@ -334,19 +335,20 @@ static int experts_grouped(struct backend_model *m, const struct cuda_run *run, 
                            lily_err *err) {
     const struct shape *s = model_shape(m);
     const struct cuda_layer *w = &m->dw.layer[l];
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = run->x;
     int32_t rows = cuda_run_rows(run), pairs = rows * s->top_k, mean = pairs / s->experts;
     int t = mean > 96 ? 3 : mean > 24 ? 2 : mean > 12 ? 1 : 0;
     t = tile_for_codes(t, w->gate, w->up, w->down);
     int32_t height = TILE_ROWS[t], filled = pairs < s->experts ? pairs : s->experts;
-    struct cuda_groups groups = groups_of(m);
+    struct cuda_groups groups = groups_of(m, x);
     CUdeviceptr begin = groups.begin, list = groups.blocks, count = groups.n_blocks;
     int rc = launch(m, m->portable->group, 1, 1, 1, 1024, 0,
                     ARGS(&x->routing, &rows, &height, &begin, &list, &count, &x->pairs, &x->places),
                     err);
     if (rc != LILY_OK) return rc;
-    rc = expert_products(m, t, (unsigned)(pairs / height + filled), (unsigned)filled, w->gate,
-                         w->up, w->down, groups, s->expert_width, x->hidden, x->wide, err);
+    rc =
+        expert_products(m, x->normed_bf, t, (unsigned)(pairs / height + filled), (unsigned)filled,
+                        w->gate, w->up, w->down, groups, s->expert_width, x->hidden, x->given, err);
     if (rc != LILY_OK) return rc;
 
     CUdeviceptr own = x->hidden + (size_t)pairs * (size_t)s->expert_width * 2;
@@ -354,14 +356,15 @@ static int experts_grouped(struct backend_model *m, const struct cuda_run *run, 
     t = tile_for_codes(tile_for(m, rows, w->shared_gate), w->shared_gate, w->shared_up,
                        w->shared_down);
     unsigned shared = blocks(rows, TILE_ROWS[t]);
-    rc = expert_products(m, t, shared, shared, w->shared_gate, w->shared_up, w->shared_down, all,
-                         s->shared_width, own, x->out, err);
+    rc = expert_products(m, x->normed_bf, t, shared, shared, w->shared_gate, w->shared_up,
+                         w->shared_down, all, s->shared_width, own, x->out, err);
     if (rc != LILY_OK) return rc;
     bool trace = m->options.trace != NULL;
     CUdeviceptr routed = trace ? x->delta : 0, always = trace ? x->mix : 0;
     return launch(
         m, m->portable->combine, (unsigned)rows, 1, 1, 256, 0,
-        ARGS(&x->wide, &x->places, &x->routing, &x->scores, &x->out, &x->x, &routed, &always), err);
+        ARGS(&x->given, &x->places, &x->routing, &x->scores, &x->out, &x->x, &routed, &always),
+        err);
 }
 
 static int experts_decode(struct backend_model *m, const struct cuda_run *run, int32_t l,
@@ -369,7 +372,7 @@ static int experts_decode(struct backend_model *m, const struct cuda_run *run, i
     const struct shape *s = model_shape(m);
     const struct cuda_portable *k = m->portable;
     struct cuda_layer w = m->dw.layer[l];
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = run->x;
     int32_t width = s->expert_width > s->shared_width ? s->expert_width : s->shared_width;
     unsigned n = (unsigned)cuda_run_rows(run);
     int rc = launch(
@@ -387,7 +390,7 @@ static int experts_decode(struct backend_model *m, const struct cuda_run *run, i
 
 static int experts(struct backend_model *m, const struct cuda_run *run, int32_t l, lily_err *err) {
     const struct shape *s = model_shape(m);
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = run->x;
     int32_t rows = cuda_run_rows(run);
     size_t h = (size_t)s->hidden;
     int rc = small_product(m, run, m->dw.layer[l].router, x->normed, x->scores, err);
@@ -410,7 +413,7 @@ static int experts(struct backend_model *m, const struct cuda_run *run, int32_t 
 static int layer(struct backend_model *m, const struct cuda_run *run, int32_t l, lily_err *err) {
     const struct shape *s = model_shape(m);
     const struct cuda_layer *w = &m->dw.layer[l];
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = run->x;
     int32_t rows = cuda_run_rows(run);
     size_t h = (size_t)s->hidden;
     int rc = norm(m, run, 0, w->input_norm, 0, rows, err);
@@ -427,7 +430,7 @@ static int layer(struct backend_model *m, const struct cuda_run *run, int32_t l,
 }
 
 int cuda_run_layers(struct backend_model *m, const struct cuda_run *run, lily_err *err) {
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = run->x;
     int32_t rows = cuda_run_rows(run);
     CUdeviceptr ids = run->prompt ? x->ids : 0, slots = run->slots_device;
     struct cuda_mat table = m->dw.embed;
@@ -441,7 +444,7 @@ int cuda_run_layers(struct backend_model *m, const struct cuda_run *run, lily_er
 
 int cuda_run_head(struct backend_model *m, const struct cuda_run *run, int32_t first, int32_t n,
                   lily_err *err) {
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = run->x;
     int32_t vocab = model_shape(m)->vocab;
     int rc = norm(m, run, 0, m->dw.final_norm, first, n, err);
     if (rc != LILY_OK) return rc;

@@ -22,7 +22,8 @@ struct cuda_modules {
         CUmodule module;
     } list[MAX_MODULES];
     int32_t n;
-    bool any; /* the driver finds kernels without a module */
+    int32_t stack; /* bytes, the most of a kernel that was asked for */
+    bool any;      /* the driver finds kernels without a module */
 };
 
 bool cuda_kernels_embedded(const char *shape) {
@@ -81,13 +82,22 @@ void cuda_modules_free(const struct cuda_driver *d, struct cuda_modules *modules
     free(modules);
 }
 
-int cuda_function(const struct cuda_driver *d, const struct cuda_modules *modules, const char *file,
+size_t cuda_modules_stack(const struct cuda_modules *modules) {
+    return (size_t)modules->stack;
+}
+
+int cuda_function(const struct cuda_driver *d, struct cuda_modules *modules, const char *file,
                   const char *kernel, size_t shared, CUfunction *out, lily_err *err) {
     if (modules->any) return cuda_check(d, d->module_function(out, NULL, kernel), kernel, err);
     for (int32_t i = 0; i < modules->n; i++) {
         if (strcmp(modules->list[i].file, file) != 0) continue;
         int rc =
             cuda_check(d, d->module_function(out, modules->list[i].module, kernel), kernel, err);
+        int stack = 0;
+        if (rc == LILY_OK) {
+            rc = cuda_check(d, d->func_get(&stack, CU_FUNC_LOCAL_BYTES, *out), kernel, err);
+        }
+        if (stack > modules->stack) modules->stack = stack;
         /* Beyond 48 KB only what was asked for. */
         if (rc == LILY_OK && shared > 48 * 1024) {
             rc = cuda_check(d, d->func_set(*out, CU_FUNC_MAX_DYNAMIC_SHARED, (int)shared), kernel,

@@ -82,8 +82,9 @@ int cuda_open_recorded(const struct weights *w, const struct backend_options *op
     if (rc == LILY_OK) rc = cuda_weights_plan(m, err);
     if (rc == LILY_OK) rc = cuda_modules_any(&m->modules, err);
     if (rc == LILY_OK) rc = cuda_portable_open(m, err);
+    if (rc == LILY_OK) rc = cuda_open_prompts(m, err);
     if (rc == LILY_OK) rc = cuda_allocate(m, err);
-    return rc == LILY_OK ? cuda_open_kernels(m, err) : rc;
+    return rc == LILY_OK ? cuda_open_paths(m, err) : rc;
 }
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
@@ -166,15 +167,13 @@ void cuda_step_bytes(const struct backend_model *m, const struct plan_query *q, 
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-enum { MOST_SESSIONS = 64 };
-
 /* A token in the middle of an answer, the likeliest one: twice, since a step's barriers show in
  * where the next one begins. */
 static int record_token(struct backend_model *m, struct backend_session **s, int32_t n,
                         struct cuda_record *r, lily_err *err) {
     static const struct backend_sampling greedy = {.top_p = 1, .repetition = 1};
-    struct decode_slot slots[MOST_SESSIONS];
-    struct decode_result results[MOST_SESSIONS];
+    struct decode_slot slots[CUDA_MOST_SESSIONS];
+    struct decode_result results[CUDA_MOST_SESSIONS];
     int rc = LILY_OK;
     for (int32_t i = 0; i < n; i++) {
         slots[i] = (struct decode_slot){.session = s[i], .sampling = &greedy};
@@ -247,7 +246,7 @@ static int record_step(const struct weights *w, const struct plan_query *q, stru
                        lily_err *err) {
     struct cuda_record r = {0};
     struct cuda_driver d;
-    struct backend_session *s[MOST_SESSIONS] = {NULL};
+    struct backend_session *s[CUDA_MOST_SESSIONS] = {NULL};
     struct backend_model *m = NULL;
     int32_t n = q->sessions > 1 ? q->sessions : 1;
     const struct backend_options options = {.max_sessions = n,
@@ -272,14 +271,14 @@ static int check_query(const struct shape *s, const struct plan_query *q, lily_e
                   q->layers % s->attention_every == 0;
     bool tokens = q->tokens >= 1 && q->tokens <= CUDA_CHUNK && q->depth >= 0 &&
                   q->depth <= s->max_context - q->tokens;
-    bool sessions = q->sessions >= 0 && q->sessions <= (q->tokens == 1 ? MOST_SESSIONS : 1);
+    bool sessions = q->sessions >= 0 && q->sessions <= (q->tokens == 1 ? CUDA_MOST_SESSIONS : 1);
     if (layers && tokens && sessions) return LILY_OK;
     return ERR(err, LILY_EINVAL,
                "plan: found %d tokens at depth %d of %d layers, %d session(s), expected 1 to %d "
                "tokens within a context of %d, a multiple of %d layers up to %d, and one session, "
                "or up to %d of one token each",
                q->tokens, q->depth, q->layers, q->sessions, CUDA_CHUNK, s->max_context,
-               s->attention_every, s->layers, MOST_SESSIONS);
+               s->attention_every, s->layers, CUDA_MOST_SESSIONS);
 }
 
 int cuda_plan(const struct shape *shape, const struct plan_query *query, struct backend_plan *out,

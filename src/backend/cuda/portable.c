@@ -20,7 +20,8 @@ static bool takes(const struct backend_model *m, const struct cuda_step *step) {
 static int queue(struct backend_model *m, struct cuda_step *step, lily_err *err) {
     int32_t n = step->n, hidden = model_shape(m)->hidden;
     /* One row is as fast in float32; for several the tensor cores read the codes once. */
-    struct cuda_run run = {.slots = step->slots,
+    struct cuda_run run = {.x = &m->x,
+                           .slots = step->slots,
                            .slots_device = step->slots_device,
                            .n_slots = n,
                            .rows_per_slot = 1,

@@ -63,9 +63,9 @@ static int head(struct backend_model *m, const struct cuda_run *run, int32_t fir
         int32_t part = n - at < CUDA_HEAD_ROWS ? n - at : CUDA_HEAD_ROWS;
         size_t row = (size_t)vocab * sizeof(float);
         int rc = cuda_run_head(m, run, first + at, part, err);
-        if (rc == LILY_OK) rc = cuda_check_rows(m, m->x.logits, part, vocab, part, flag, err);
+        if (rc == LILY_OK) rc = cuda_check_rows(m, run->x->logits, part, vocab, part, flag, err);
         if (rc != LILY_OK) return rc;
-        CUresult r = m->d->to_host(out + (size_t)at * (size_t)vocab, m->x.logits,
+        CUresult r = m->d->to_host(out + (size_t)at * (size_t)vocab, run->x->logits,
                                    (size_t)part * row, m->stream);
         rc = cuda_check(m->d, r, "logits", err);
         if (rc != LILY_OK) return rc;
@@ -79,7 +79,8 @@ static int run_chunk(struct backend_session *s, const struct prefill_step *step,
     struct backend_model *m = s->model;
     const struct cuda_driver *d = m->d;
     int32_t flag = m->options.max_sessions, hidden = model_shape(m)->hidden;
-    struct cuda_run run = {.slots = m->prompt_slot,
+    struct cuda_run run = {.x = &m->chunk,
+                           .slots = m->prompt_slot,
                            .slots_device = m->prompt_slot_device,
                            .n_slots = 1,
                            .rows_per_slot = n,
@@ -89,7 +90,7 @@ static int run_chunk(struct backend_session *s, const struct prefill_step *step,
     if (rc == LILY_OK) {
         rc = m->prompt ? cuda_prompt_layers(m, &run, err) : cuda_run_layers(m, &run, err);
     }
-    if (rc == LILY_OK) rc = cuda_check_rows(m, m->x.x, n, hidden, n, flag, err);
+    if (rc == LILY_OK) rc = cuda_check_rows(m, run.x->x, n, hidden, n, flag, err);
     if (rc == LILY_OK && step->all_logits) rc = head(m, &run, 0, n, step->all_logits, err);
     if (rc == LILY_OK && last && step->logits && !step->all_logits) {
         rc = head(m, &run, n - 1, 1, step->logits, err);

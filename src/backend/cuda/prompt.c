@@ -43,24 +43,18 @@ enum { N_KERNELS = sizeof KERNELS / sizeof *KERNELS };
 
 struct cuda_prompt {
     CUfunction embed, function[N_KERNELS];
-    CUdeviceptr block; /* what pieces of the delta rule leave: decays, w, p, u */
-    size_t at[4];
-    /* In x.mix, which these kernels have no other use for: what products that decide give, sums of
-     * their inputs, and how many rows chose each expert. The inputs themselves are in x.normed. */
-    CUdeviceptr scores, sums, counts, high, low;
 };
 
-static bool suits(const struct backend_model *m) {
+bool cuda_prompt_suits(const struct backend_model *m) {
     const struct shape *s = model_shape(m);
-    if (m->capability != 90 || m->options.trace || m->shared_limit < PREFILL_FLASH_SHARED) {
+    if (m->prompt_missing || m->capability != 90 || m->options.trace ||
+        m->shared_limit < PREFILL_FLASH_SHARED) {
         return false;
     }
-    if (PREFILL_DECISIVE_PARTS * (s->experts + 1) + s->hidden / 64 + s->experts > s->hidden ||
-        s->experts >= DECISIVE_OUTPUTS || 2 * s->gdn_v_heads > DECISIVE_OUTPUTS ||
+    if (s->experts >= DECISIVE_OUTPUTS || 2 * s->gdn_v_heads > DECISIVE_OUTPUTS ||
         s->experts > 256 || s->hidden > DECISIVE_COLS) {
         return false;
     }
-    if (s->q_dim > s->gdn_v_dim || s->q_heads > s->gdn_v_heads) return false; /* room for parts */
     if (s->top_k != 8 || s->head_dim != 256 || s->rotary_dim != 64 || s->gdn_head_dim != 128) {
         return false;
     }
@@ -81,18 +75,8 @@ static bool suits(const struct backend_model *m) {
     return all;
 }
 
-/* What pieces of the delta rule leave; a chunk may begin between two points of the grid. */
-static size_t delta_bytes(const struct backend_model *m, size_t at[4]) {
-    return prefill_delta_bytes(m->rows / 64 + 1, model_shape(m)->gdn_v_heads, at);
-}
-
-size_t cuda_prompt_bytes(const struct backend_model *m) {
-    size_t at[4];
-    return suits(m) ? delta_bytes(m, at) : 0;
-}
-
 int cuda_prompt_open(struct backend_model *m, lily_err *err) {
-    if (!suits(m)) return LILY_OK;
+    if (!cuda_prompt_suits(m)) return LILY_OK;
     struct cuda_prompt *p = m->prompt = calloc(1, sizeof *p);
     if (!p) return ERR_NOMEM(err, "CUDA prompt kernels");
     int rc = cuda_function(m->d, m->modules, "portable_norm", "embed", 0, &p->embed, err);
@@ -100,21 +84,10 @@ int cuda_prompt_open(struct backend_model *m, lily_err *err) {
         rc = cuda_function(m->d, m->modules, KERNELS[i].file, KERNELS[i].kernel, KERNELS[i].shared,
                            &p->function[i], err);
     }
-    if (rc == LILY_OK) {
-        rc = cuda_memory(m, delta_bytes(m, p->at), "prompt scratch", &p->block, err);
-    }
-    const struct shape *s = model_shape(m);
-    size_t rows = (size_t)m->rows, parts = PREFILL_DECISIVE_PARTS;
-    p->high = m->x.normed;
-    p->low = p->high + rows * (size_t)s->hidden * sizeof(uint16_t);
-    p->scores = m->x.mix;
-    p->sums = p->scores + rows * parts * ((size_t)s->experts + 1) * sizeof(float);
-    p->counts = p->sums + rows * ((size_t)s->hidden / 64) * sizeof(float);
     return rc;
 }
 
 void cuda_prompt_close(struct backend_model *m) {
-    if (m->prompt && m->prompt->block) m->d->memory_free(m->prompt->block);
     free(m->prompt);
     m->prompt = NULL;
 }
@@ -155,24 +128,26 @@ static int product(struct backend_model *m, struct cuda_mat w, CUdeviceptr in, C
                   err);
 }
 
+/* The second half of x.normed: what the first lost in rounding. */
+static CUdeviceptr low_of(const struct backend_model *m) {
+    return m->chunk.normed + (size_t)m->rows * (size_t)model_shape(m)->hidden * sizeof(uint16_t);
+}
+
 /* out = w . x.normed in near float32 accuracy, in parts. */
 static int decisive(struct backend_model *m, struct cuda_mat w, CUdeviceptr out, int32_t rows,
                     lily_err *err) {
-    const struct cuda_prompt *p = m->prompt;
-    CUdeviceptr high = p->high, low = p->low, sums = p->sums;
+    CUdeviceptr high = m->chunk.normed, low = low_of(m);
     return launch(m, prefill_decisive(rows, w.rows, w.cols, m->processors),
-                  ARGS(&high, &low, &sums, &w, &out, &rows), err);
+                  ARGS(&high, &low, &m->chunk.sums, &w, &out, &rows), err);
 }
 
 /* x += add where given, normed; with inputs for products that decide where `decides`. */
 static int norm(struct backend_model *m, CUdeviceptr add, CUdeviceptr weight, bool decides,
                 CUdeviceptr counts, int32_t rows, lily_err *err) {
-    struct cuda_scratch *x = &m->x;
-    struct cuda_prompt p = *m->prompt;
-    if (!decides) p.high = 0;
+    struct cuda_scratch *x = &m->chunk;
+    CUdeviceptr high = decides ? x->normed : 0, low = low_of(m);
     return launch(m, prefill_norm(rows),
-                  ARGS(&x->x, &add, &weight, &x->normed_bf, &p.high, &p.low, &p.sums, &counts),
-                  err);
+                  ARGS(&x->x, &add, &weight, &x->normed_bf, &high, &low, &x->sums, &counts), err);
 }
 
 /* ---- mixers ---------------------------------------------------------------------------------- */
@@ -181,10 +156,10 @@ static int delta_rule(struct backend_model *m, const struct cuda_run *run, int32
                       lily_err *err) {
     const struct shape *s = model_shape(m);
     struct cuda_layer w = m->dw.layer[l];
-    struct cuda_scratch *x = &m->x;
-    struct cuda_prompt *p = m->prompt;
-    CUdeviceptr slot = run->slots_device, decays = p->block + p->at[0], of_w = p->block + p->at[1];
-    CUdeviceptr of_p = p->block + p->at[2], of_u = p->block + p->at[3], channels = x->queries;
+    struct cuda_scratch *x = &m->chunk;
+    CUdeviceptr decays = x->pieces + x->pieces_at[0], of_w = x->pieces + x->pieces_at[1];
+    CUdeviceptr of_p = x->pieces + x->pieces_at[2], of_u = x->pieces + x->pieces_at[3];
+    CUdeviceptr slot = run->slots_device, channels = x->channels;
     int32_t rows = cuda_run_rows(run), width = m->proj_width, kind = shape_kind_index(s, l);
     int32_t heads = s->gdn_v_heads, pieces = prefill_pieces(run->slots[0].pos, rows);
     int32_t each = prefill_convolve_each(rows);
@@ -192,7 +167,7 @@ static int delta_rule(struct backend_model *m, const struct cuda_run *run, int32
                     ARGS(&x->wide, &width, &w.conv, &slot, &rows, &kind, &channels, &each), err);
     if (rc == LILY_OK) {
         rc = launch(m, prefill_delta_pieces(pieces, heads),
-                    ARGS(&channels, &p->scores, &w.decay_rate, &w.dt_bias, &slot, &rows, &decays,
+                    ARGS(&channels, &x->scores, &w.decay_rate, &w.dt_bias, &slot, &rows, &decays,
                          &of_w, &of_p, &of_u),
                     err);
     }
@@ -209,10 +184,10 @@ static int delta_rule(struct backend_model *m, const struct cuda_run *run, int32
 
 static int deltanet(struct backend_model *m, const struct cuda_run *run, int32_t l, lily_err *err) {
     const struct cuda_layer *w = &m->dw.layer[l];
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = &m->chunk;
     int32_t rows = cuda_run_rows(run);
     int rc = product(m, w->qkvz, x->normed_bf, x->wide, m->proj_width, rows, err);
-    if (rc == LILY_OK) rc = decisive(m, w->ba, m->prompt->scores, rows, err);
+    if (rc == LILY_OK) rc = decisive(m, w->ba, x->scores, rows, err);
     if (rc == LILY_OK) rc = delta_rule(m, run, l, err);
     if (rc != LILY_OK) return rc;
     return product(m, w->out, x->mix_bf, x->out, model_shape(m)->hidden, rows, err);
@@ -222,7 +197,7 @@ static int attention(struct backend_model *m, const struct cuda_run *run, int32_
                      lily_err *err) {
     const struct shape *s = model_shape(m);
     struct cuda_layer w = m->dw.layer[l];
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = &m->chunk;
     CUdeviceptr slot = run->slots_device, queries = x->queries;
     int32_t rows = cuda_run_rows(run), width = m->proj_width, kind = shape_kind_index(s, l);
     int rc = product(m, w.qkv, x->normed_bf, x->wide, width, rows, err);
@@ -232,8 +207,7 @@ static int attention(struct backend_model *m, const struct cuda_run *run, int32_
             ARGS(&x->wide, &width, &w.q_norm, &w.k_norm, &m->dw.inv_freq, &slot, &kind, &queries),
             err);
     }
-    /* Sums of segments of the context, in what DeltaNet layers use. */
-    CUdeviceptr parts = x->delta, sums = x->gates;
+    CUdeviceptr parts = x->parts, sums = x->parts_sums;
     int32_t split = prefill_split(run->slots[0].pos, rows, s->kv_heads, m->rows, m->processors);
     if (rc == LILY_OK) {
         rc = launch(m, prefill_flash(rows, s->kv_heads, split),
@@ -250,51 +224,49 @@ static int attention(struct backend_model *m, const struct cuda_run *run, int32_
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-/* Both halves, of the chosen experts and of the shared one: x.wide[place], x.out[row]. Gate and up
+/* Both halves, of the chosen experts and of the shared one: x.given[place], x.out[row]. Gate and up
  * are one matrix of tiles. */
 static int two_halves(struct backend_model *m, int32_t l, int32_t height, struct cuda_groups groups,
                       int32_t rows, lily_err *err) {
     const struct shape *s = model_shape(m);
     struct cuda_layer w = m->dw.layer[l];
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = &m->chunk;
     uint32_t blocks = prefill_expert_blocks(rows, s->experts, s->top_k, height);
     int32_t widest = s->expert_width > s->shared_width ? s->expert_width : s->shared_width;
     int rc = launch(m, prefill_experts(true, height, blocks, widest, s->hidden),
                     ARGS(&x->normed_bf, &w.gate, &groups, &x->hidden, &w.shared_gate, &rows), err);
     if (rc != LILY_OK) return rc;
     return launch(m, prefill_experts(false, height, blocks, widest, s->hidden),
-                  ARGS(&x->hidden, &w.down, &groups, &x->wide, &w.shared_down, &x->out, &rows),
+                  ARGS(&x->hidden, &w.down, &groups, &x->given, &w.shared_down, &x->out, &rows),
                   err);
 }
 
 /* The norm behind the experts: of the next layer, or none. */
 static int combine(struct backend_model *m, int32_t next, int32_t rows, lily_err *err) {
-    struct cuda_scratch *x = &m->x;
-    struct cuda_prompt p = *m->prompt;
+    struct cuda_scratch *x = &m->chunk;
+    CUdeviceptr high = shape_is_attention(model_shape(m), next) ? 0 : x->normed, low = low_of(m);
     CUdeviceptr weight = next < m->w->layers ? m->dw.layer[next].input_norm : 0;
-    if (shape_is_attention(model_shape(m), next)) p.high = 0;
     return launch(m, prefill_combine(rows),
-                  ARGS(&x->wide, &x->places, &x->routing, &p.scores, &x->out, &x->x, &weight,
-                       &x->normed_bf, &p.high, &p.low, &p.sums),
+                  ARGS(&x->given, &x->places, &x->routing, &x->scores, &x->out, &x->x, &weight,
+                       &x->normed_bf, &high, &low, &x->sums),
                   err);
 }
 
 static int experts(struct backend_model *m, const struct cuda_run *run, int32_t l, lily_err *err) {
     const struct shape *s = model_shape(m);
     const struct cuda_layer *w = &m->dw.layer[l];
-    struct cuda_scratch *x = &m->x;
-    struct cuda_prompt *p = m->prompt;
+    struct cuda_scratch *x = &m->chunk;
     int32_t rows = cuda_run_rows(run), height = prefill_expert_height(rows, s->experts, s->top_k);
     CUdeviceptr begin = x->experts, count = begin + (size_t)(s->experts + 1) * sizeof(int32_t);
     CUdeviceptr list = count + sizeof(int32_t);
-    int rc = decisive(m, w->router, p->scores, rows, err);
+    int rc = decisive(m, w->router, x->scores, rows, err);
     if (rc == LILY_OK) {
         rc = launch(m, prefill_route(rows),
-                    ARGS(&p->scores, &x->routing, &rows, &p->counts, &x->places), err);
+                    ARGS(&x->scores, &x->routing, &rows, &x->counts, &x->places), err);
     }
     if (rc == LILY_OK) {
         rc = launch(m, prefill_group(rows),
-                    ARGS(&p->counts, &rows, &height, &begin, &list, &count, &x->pairs, &x->places),
+                    ARGS(&x->counts, &rows, &height, &begin, &list, &count, &x->pairs, &x->places),
                     err);
     }
     if (rc != LILY_OK) return rc;
@@ -305,7 +277,7 @@ static int experts(struct backend_model *m, const struct cuda_run *run, int32_t 
 }
 
 int cuda_prompt_layers(struct backend_model *m, const struct cuda_run *run, lily_err *err) {
-    struct cuda_scratch *x = &m->x;
+    struct cuda_scratch *x = &m->chunk;
     int32_t rows = cuda_run_rows(run);
     CUdeviceptr slots = run->slots_device;
     struct cuda_mat table = m->dw.embed;
@@ -319,7 +291,7 @@ int cuda_prompt_layers(struct backend_model *m, const struct cuda_run *run, lily
         bool full = shape_is_attention(model_shape(m), l);
         rc = full ? attention(m, run, l, err) : deltanet(m, run, l, err);
         if (rc == LILY_OK) {
-            rc = norm(m, x->out, m->dw.layer[l].post_norm, true, m->prompt->counts, rows, err);
+            rc = norm(m, x->out, m->dw.layer[l].post_norm, true, x->counts, rows, err);
         }
         if (rc == LILY_OK) rc = experts(m, run, l, err);
     }

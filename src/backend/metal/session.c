@@ -23,23 +23,13 @@ static int32_t free_slot(const struct backend_model *m) {
 
 int metal_session_new(struct backend_model *m, int32_t context, struct backend_session **out,
                       lily_err *err) {
-    if (context < 1 || context > m->options.max_context) {
-        return ERR(err, LILY_EINVAL,
-                   "session: found a context of %d tokens, expected 1 to %d; open the model with a "
-                   "larger context or ask for less",
-                   context, m->options.max_context);
-    }
-    if (m->sessions >= m->options.max_sessions) {
-        return ERR(err, LILY_EBUSY,
-                   "session: found %d open, expected fewer than %d; close one or open the model "
-                   "for more",
-                   m->sessions, m->options.max_sessions);
-    }
+    int rc = backend_check_session(&m->options, context, m->sessions, err);
+    if (rc != LILY_OK) return rc;
     struct backend_session *s = calloc(1, sizeof *s);
     if (!s) return ERR_NOMEM(err, "session");
     *s = (struct backend_session){.model = m, .slot = free_slot(m), .context = context};
     void *pool = objc_autoreleasePoolPush();
-    int rc = buffers_new_session(&m->buffers, &m->device, s->slot, context, err);
+    rc = buffers_new_session(&m->buffers, &m->device, s->slot, context, err);
     objc_autoreleasePoolPop(pool);
     if (rc != LILY_OK) {
         free(s);

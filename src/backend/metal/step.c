@@ -9,30 +9,15 @@
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-static int check_token(const struct backend_session *s, int32_t token, lily_err *err) {
-    int32_t vocab = s->model->layout.shape->vocab;
-    if (token >= 0 && token < vocab) return LILY_OK;
-    return ERR(err, LILY_EINVAL,
-               "token: found id %d, expected 0 to %d; tokenize with this checkpoint's tokenizer",
-               token, vocab - 1);
-}
-
-static int check_room(const struct backend_session *s, lily_err *err) {
-    if (s->position < s->context) return LILY_OK;
-    return ERR(err, LILY_ECONTEXT,
-               "session: found %d tokens, expected fewer than its context of %d; start a session "
-               "with a larger context",
-               s->position, s->context);
-}
-
 static int check_slot(const struct decode_slot *slot, lily_err *err) {
     const struct backend_session *s = slot->session;
     if (slot->token == -1 && !s->has_token) {
         return ERR(err, LILY_EINVAL,
                    "decode: found no token sampled by the step before, expected one; pass a token");
     }
-    int rc = slot->token == -1 ? LILY_OK : check_token(s, slot->token, err);
-    if (rc == LILY_OK) rc = check_room(s, err);
+    int rc =
+        slot->token == -1 ? LILY_OK : backend_check_token(s->model->layout.shape, slot->token, err);
+    if (rc == LILY_OK) rc = backend_check_room(s->position, s->context, err);
     if (rc == LILY_OK && slot->sampling) rc = backend_check_sampling(slot->sampling, err);
     return rc;
 }
@@ -360,9 +345,10 @@ int metal_prefill(struct backend_session *s, struct prefill_step *step, lily_err
     if (m->flights > 0) {
         return ERR(err, LILY_EBUSY, "prefill: found a step in flight, expected none; wait for it");
     }
-    int rc = check_room(s, err);
+    int rc = backend_check_room(s->position, s->context, err);
     int32_t n = chunk_rows(s, step->n);
-    for (int32_t i = 0; i < n && rc == LILY_OK; i++) rc = check_token(s, step->ids[i], err);
+    for (int32_t i = 0; i < n && rc == LILY_OK; i++)
+        rc = backend_check_token(m->layout.shape, step->ids[i], err);
     if (rc != LILY_OK) return rc;
     s->has_token = s->can_rewind = false;
     void *pool = objc_autoreleasePoolPush();

@@ -56,20 +56,8 @@ static bool step(struct backend_session *s, int32_t token, float *logits) {
 }
 
 static int check_token(const struct backend_session *s, int32_t token, lily_err *err) {
-    int32_t vocab = s->model->w->shape->vocab;
-    if (token < 0 || token >= vocab) {
-        return ERR(err, LILY_EINVAL,
-                   "token: found id %d, expected 0 to %d; tokenize with this "
-                   "checkpoint's tokenizer",
-                   token, vocab - 1);
-    }
-    if (s->position >= s->context) {
-        return ERR(err, LILY_ECONTEXT,
-                   "session: found %d tokens, expected fewer than its context of %d; start a "
-                   "session with a larger context",
-                   s->position, s->context);
-    }
-    return LILY_OK;
+    int rc = backend_check_token(s->model->w->shape, token, err);
+    return rc ? rc : backend_check_room(s->position, s->context, err);
 }
 
 /* Prefill is the loop over decode. A call ends at the next grid point, so that the caller can

@@ -1,8 +1,9 @@
 /* The fibers of the emulated card, and its driver: the functions of driver.h that a program finds
  * in itself (cuda_driver_open_from(NULL)). Memory of the card is the program's own, a stream does
  * its work at once. x86-64. */
-#include "backend/cuda/driver.h"
 #include "emulator.h"
+#include "backend/cuda/driver.h"
+#include "watch.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -39,6 +40,12 @@ emulator_switch:
 namespace emulator {
 
 Context *context;
+Moment moment;
+const char *running = "";
+static void no_memory(const void *, size_t, bool) {}
+static void no_access(const void *, size_t, bool, const void *) {}
+void (*watch_memory)(const void *, size_t, bool) = no_memory;
+void (*watch_access)(const void *, size_t, bool, const void *) = no_access;
 
 namespace {
 
@@ -57,6 +64,8 @@ struct Fiber {
     std::vector<Copy> open;                 /* not yet committed */
     std::vector<std::vector<Copy>> pending; /* groups, oldest first */
     int given;
+    uint32_t meetings; /* exchanges so far */
+    bool waited;       /* for the launch before */
 };
 struct Kernel {
     void (*run)(void **, const void *);
@@ -79,7 +88,7 @@ size_t shared_bytes; /* of this launch */
 int or_result;
 const Kernel *kernel;
 void **arguments;
-const char *running = "";
+bool has_waited;   /* some thread of this launch, for the one before */
 uint64_t seed = 1; /* of the order in which warps run */
 
 /* Memory with 64 KB behind it that fault. size is a multiple of a page. */
@@ -111,6 +120,8 @@ void fiber_main() {
 void prepare(unsigned i) {
     Fiber &f = fibers[i];
     f.state = READY;
+    f.meetings = 0;
+    f.waited = false;
     f.open.clear();
     f.pending.clear();
     void **top = (void **)(stacks + (size_t)(i + 1) * STACK - 64);
@@ -123,6 +134,9 @@ void prepare(unsigned i) {
 void resume(unsigned i) {
     current = &fibers[i];
     context = &current->context;
+    moment.thread = (uint16_t)i;
+    moment.meetings = current->meetings;
+    moment.waited = current->waited;
     emulator_switch(&scheduler, current->stack);
 }
 
@@ -144,7 +158,10 @@ void run_warp(unsigned first) {
         }
         memcpy(&exchanged[first * EXCHANGE_BYTES], &staged[first * EXCHANGE_BYTES],
                32 * EXCHANGE_BYTES);
-        for (unsigned i = first; i < end; i++) fibers[i].state = READY;
+        for (unsigned i = first; i < end; i++) {
+            fibers[i].state = READY;
+            fibers[i].meetings++;
+        }
     }
 }
 
@@ -182,10 +199,13 @@ void run_block(const dim3 &block, const dim3 &size, const dim3 &grid) {
             or_result |= fibers[i].given;
             fibers[i].given = 0;
         }
-        if (!waiting) return;
+        if (!waiting) break;
         if (waiting != n_threads) die("a barrier that some threads do not reach");
+        moment.barriers++;
         for (unsigned i = 0; i < n_threads; i++) fibers[i].state = READY;
     }
+    moment.block++;
+    moment.barriers = 0;
 }
 
 } // namespace
@@ -199,6 +219,8 @@ char *dynamic_shared() {
     return shared_end - shared_bytes;
 }
 void copy_later(void *to, const void *from, bool valid) {
+    if (valid) watch_access(from, 16, false, __builtin_return_address(0));
+    watch_access(to, 16, true, __builtin_return_address(0));
     current->open.push_back({to, from, valid});
 }
 void copy_commit() {
@@ -209,6 +231,7 @@ void copy_wait(int most) {
     std::vector<std::vector<Copy>> &p = current->pending;
     while ((int)p.size() > most) {
         for (const Copy &c : p.front()) {
+            watch_access(c.to, 16, true, __builtin_return_address(0));
             if (c.valid)
                 memcpy(c.to, c.from, 16);
             else
@@ -216,6 +239,9 @@ void copy_wait(int most) {
         }
         p.erase(p.begin());
     }
+}
+void wait_for_previous() {
+    current->waited = moment.waited = has_waited = true;
 }
 void barrier() {
     leave(BARRIER);
@@ -317,6 +343,13 @@ int cuModuleGetFunction(void **out, void *module, const char *name) {
 int cuFuncSetAttribute(void *, int, int) {
     return 0;
 }
+int cuFuncGetAttribute(int *value, int, void *) {
+    *value = 0;
+    return 0;
+}
+int cuCtxSetLimit(int, size_t) {
+    return 0;
+}
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *, int, size_t) {
     *blocks = 1;
     return 0;
@@ -327,9 +360,11 @@ int cuMemGetInfo_v2(size_t *available, size_t *total) {
 }
 /* Filled with NaN: nothing may be read before it is written. */
 int cuMemAlloc_v2(uint64_t *out, size_t bytes) {
-    void *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    bytes = (bytes + 4095) / 4096 * 4096; /* no page is of two */
+    void *p = aligned_alloc(4096, bytes);
     if (!p) return 2;
     memset(p, 0xff, bytes);
+    watch_memory(p, bytes, false);
     *out = (uint64_t)(uintptr_t)p;
     return 0;
 }
@@ -384,6 +419,8 @@ int cuEventRecord(void *, void *) {
 int cuEventSynchronize(void *) {
     return 0;
 }
+static bool begins_early; /* the launch under way */
+static uint32_t launches;
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned bytes, void *, void **args, void **) {
     auto *found = (std::pair<const std::string, Kernel> *)function;
@@ -392,7 +429,13 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     if (!stacks) {
         stacks = guarded((size_t)STACK * MOST_THREADS);
         shared_end = guarded(SHARED_BYTES) + SHARED_BYTES;
+        watch_memory(shared_end - SHARED_BYTES, SHARED_BYTES, true);
     }
+    moment.launch = ++launches;
+    moment.block = moment.barriers = 0;
+    moment.early = begins_early;
+    has_waited = false;
+    if (!begins_early) moment.plain = moment.launch;
     running = found->first.c_str();
     kernel = &found->second;
     arguments = args;
@@ -401,17 +444,21 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     for (unsigned z = 0; z < gz; z++)
         for (unsigned y = 0; y < gy; y++)
             for (unsigned x = 0; x < gx; x++) run_block({x, y, z}, {bx, 1, 1}, {gx, gy, gz});
+    moment.launch = 0;
+    /* Launches behind this one wait for its end, and by that for all before it. */
+    if (begins_early && !has_waited) die("it began early and has ended without waiting");
     return 0;
 }
-/* CUlaunchConfig: what it allows to overlap does not. */
-struct LaunchConfig {
-    unsigned grid[3], block[3], bytes;
-    void *stream, *attributes;
-    unsigned n_attributes;
-};
-int cuLaunchKernelEx(const LaunchConfig *c, void *function, void **args, void **extra) {
-    return cuLaunchKernel(function, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
-                          c->block[2], c->bytes, c->stream, args, extra);
+/* What may overlap does not, but what it may touch meanwhile is watched. */
+int cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **args, void **extra) {
+    for (unsigned i = 0; i < c->n_attributes; i++) {
+        begins_early |=
+            c->attributes[i].id == CU_LAUNCH_PROGRAMMATIC && c->attributes[i].value.number;
+    }
+    int r = cuLaunchKernel(function, c->grid_x, c->grid_y, c->grid_z, c->block_x, c->block_y,
+                           c->block_z, c->shared, c->stream, args, extra);
+    begins_early = false;
+    return r;
 }
 int cuLaunchCooperativeKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                               unsigned, void *, void **) {

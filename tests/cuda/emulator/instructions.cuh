@@ -34,9 +34,9 @@ inline uint32_t select_or(uint32_t x, uint32_t mask, uint32_t bits) {
     return (x & mask) | bits;
 }
 
-inline void let_next_begin() {
-}
+inline void let_next_begin() {}
 inline void wait_for_previous() {
+    emulator::wait_for_previous();
 }
 
 typedef uintptr_t shared_at;

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Writes the C++ source that compiles one kernel file for one shape and adds its kernels, as named
-# in the tables of src/backend/cuda, to the emulated card: kernels.sh <shape> <file>
+# in the tables of src/backend/cuda, to the emulated card: kernels.sh <shape> <file> [<header>]
 set -eu
 echo '#include "emulator.h"'
-echo "#define SHAPE_HEADER \"model/shapes/$1.h\""
+echo "#define SHAPE_HEADER \"${3:-model/shapes/$1.h}\""
 echo "namespace $1_$2 {"
 echo "#include \"backend/cuda/kernels/$2.cu\""
 echo 'struct Adder {'

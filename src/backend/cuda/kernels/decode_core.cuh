@@ -1,10 +1,11 @@
-/* Building blocks of the persistent decode kernel: memory barriers, bulk copies, the ring, the
+/* Building blocks of the persistent decode kernel: shapes, what a block shares, the grid, the
  * integer products on tensor cores, the exact residual sum. */
 #ifndef LILY_CUDA_DECODE_CORE_CUH
 #define LILY_CUDA_DECODE_CORE_CUH
 
 #include SHAPE_HEADER
 #include "decode.h"
+#include "decode_ring.cuh"
 #include "tile.h"
 
 namespace decode {
@@ -85,55 +86,8 @@ struct Shared {
 
 static_assert(sizeof(Shared) <= DECODE_SHARED, "fits");
 
-constexpr unsigned SPIN_LIMIT = 1u << 24; /* a wait this long is a fault: the kernel traps */
-
-__device__ __forceinline__ uint32_t shared_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-__device__ __forceinline__ void barrier_init(unsigned long long *b, int count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
-}
-
-__device__ __forceinline__ void barrier_wait(const unsigned long long *b, unsigned phase) {
-    uint32_t at = shared_address(b), done;
-#pragma unroll 1
-    for (unsigned spin = 0; spin < SPIN_LIMIT; spin++) {
-        asm volatile("{\n.reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(at), "r"(phase)
-                     : "memory");
-        if (done) return;
-    }
-    __trap();
-}
-
-__device__ __forceinline__ void barrier_arrive(unsigned long long *b) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
-}
-
-__device__ __forceinline__ void bulk_copy(void *to, const void *from, unsigned bytes,
-                                          unsigned long long *b) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(b))
-                 : "memory");
-}
-
 __device__ __forceinline__ void sync_consumers() {
     asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
-}
-
-/* Slots are handed out in runs: `mod` slots from `base` on, used in turn. */
-struct Run {
-    int base, mod, slot;
-};
-
-__device__ __forceinline__ int step_slot(const Run &r, int slot, int n) { /* n <= mod */
-    slot += n;
-    return slot >= r.base + r.mod ? slot - r.mod : slot;
 }
 
 /* ---- the grid ---------------------------------------------------------------------------------

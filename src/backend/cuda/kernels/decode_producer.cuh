@@ -33,10 +33,7 @@ struct Producer {
         }
         flying = flying << 8 | (unsigned)slot | phase << 4;
         phases ^= 1u << slot;
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                         shared_address(&s.full[slot])),
-                     "r"(bytes)
-                     : "memory");
+        announce(&s.full[slot], bytes);
         return s.ring + slot * SLOT;
     }
     __device__ __forceinline__ void copy(unsigned char *to, const void *from, unsigned bytes) {

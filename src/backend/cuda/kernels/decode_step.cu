@@ -29,11 +29,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 1)
     } else if (tid >= 416 && tid < 419) {
         plan_block(s, tid - 416, a.slot.pos);
     } else if (tid == 448) {
-        for (int i = 0; i < SLOTS; i++) {
-            barrier_init(&s.full[i], 1);
-            barrier_init(&s.empty[i], WARPS);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+        ring_init(s.full, s.empty, SLOTS, WARPS);
     }
     __syncthreads();
     /* The producer's warp comes in a group of four, whose registers go to the consumers. */

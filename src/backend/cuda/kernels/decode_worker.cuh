@@ -71,8 +71,7 @@ struct Worker {
     /* This warp is done with n chunks from `slot` on. Every warp leaves every chunk once, whether
      * it read it or not; between two barriers of the block no slot is left twice. */
     __device__ __forceinline__ void leave_from(int slot, int n) {
-        __syncwarp();
-        if (lane < n) barrier_arrive(&s.empty[step_slot(run, slot, lane)]);
+        leave_slots(s.empty, run, slot, n, lane);
         unsigned bits = ((1u << n) - 1) << (slot - run.base);
         bits = (bits | bits >> run.mod) & ((1u << run.mod) - 1);
         phases ^= bits << run.base;
