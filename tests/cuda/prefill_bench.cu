@@ -399,19 +399,11 @@ struct moe {
 /* n blocks of rows, the shared expert's, for `rows` rows, included. */
 static void run_up(const expert_tile &t, unsigned n, const bf16 *x, const moe &m,
                    const cuda_groups &g, bf16 *hidden, int rows) {
-    RUN(t.up, 132, 1, WIDE_THREADS, PREFILL_LONG_SHARED, x, m.gate, g, hidden, m.shared_gate,
-            rows);
-        return;
-    }
     RUN(t.up, std::max((int)INNER, (int)SHARED) / 64, n + blocks(rows, t.n), 256,
         PREFILL_TILE_SHARED(2, t.n, t.stages), x, m.gate, g, hidden, m.shared_gate, rows);
 }
 static void run_down(const expert_tile &t, unsigned n, const bf16 *hidden, const moe &m,
                      const cuda_groups &g, fp16 *out, fp16 *own, int rows) {
-    RUN(t.down, 132, 1, WIDE_THREADS, PREFILL_LONG_SHARED, hidden, m.down, g, out,
-            m.shared_down, own, rows);
-        return;
-    }
     RUN(t.down, H / 128, n + blocks(rows, t.n), 256, PREFILL_TILE_SHARED(2, t.n, t.stages), hidden,
         m.down, g, out, m.shared_down, own, rows);
 }

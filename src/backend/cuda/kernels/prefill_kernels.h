@@ -63,8 +63,9 @@ static inline uint32_t prefill_dense_time(uint32_t blocks, uint32_t processors, 
     return blocks / (2 * processors) * pair + (left == 0 ? 0 : left <= processors ? alone : pair);
 }
 
-/* dense: x* [rows][w.cols], cuda_mat w, half out, int ldo, int rows. Of few rows the narrowest tile
- * that holds them, otherwise the one that takes the least time; all give the same bits. */
+/* dense: x* [rows][w.cols], cuda_mat w, half out, int ldo, int rows. Of few rows the widest tile
+ * that leaves work for every processor, from there on the one that takes the least time; all give
+ * the same bits. */
 static inline struct prefill_launch prefill_dense(int32_t rows, int32_t outputs,
                                                   int32_t processors) {
     static const struct {
@@ -76,29 +77,31 @@ static inline struct prefill_launch prefill_dense(int32_t rows, int32_t outputs,
         PREFILL_DENSE_TILES(TILE)
 #undef TILE
     };
-    enum { WIDE_TIME = 48 };
-    uint32_t all = (uint32_t)processors, best = UINT32_MAX;
-    int t = rows > 32 ? 2 : rows > 16 ? 1 : 0;
-    for (int i = 3; i < 5 && rows > 64; i++) {
+    enum { FEW = 256, WIDE_TIME = 48 };
+    uint32_t all = (uint32_t)processors, least = UINT32_MAX;
+    int best = -1;
+    for (int t = 4; t >= 0; t--) {
         uint32_t blocks =
-            prefill_blocks(outputs, 64 * tile[i].wgs) * prefill_blocks(rows, tile[i].n);
-        uint32_t time = prefill_dense_time(blocks, all, tile[i].pair, tile[i].alone);
-        if (time >= best) continue;
-        best = time;
-        t = i;
+            prefill_blocks(outputs, 64 * tile[t].wgs) * prefill_blocks(rows, tile[t].n);
+        bool filled = rows > tile[t].n / 2 && (t < 3 || blocks >= all);
+        if (rows <= FEW && best < 0 && (filled || t == 0)) best = t;
+        uint32_t time = prefill_dense_time(blocks, all, tile[t].pair, tile[t].alone);
+        if (rows <= FEW || t < 3 || time >= least) continue;
+        least = time;
+        best = t;
     }
     uint32_t wide = prefill_blocks(outputs, 128) * prefill_blocks(rows, 256);
-    if (prefill_blocks(wide, all) * WIDE_TIME < best && rows > 64) {
+    if (rows > FEW && prefill_blocks(wide, all) * WIDE_TIME < least) {
         return (struct prefill_launch){
             "prefill_gemm", "dense_wide", wide < all ? wide : all, 1, 384, PREFILL_WIDE_SHARED};
     }
     return (struct prefill_launch){
         "prefill_gemm",
-        tile[t].name,
-        prefill_blocks(outputs, 64 * tile[t].wgs),
-        prefill_blocks(rows, tile[t].n),
-        tile[t].wgs * 128u,
-        PREFILL_TILE_SHARED((size_t)tile[t].wgs, tile[t].n, tile[t].stages)};
+        tile[best].name,
+        prefill_blocks(outputs, 64 * tile[best].wgs),
+        prefill_blocks(rows, tile[best].n),
+        tile[best].wgs * 128u,
+        PREFILL_TILE_SHARED((size_t)tile[best].wgs, tile[best].n, tile[best].stages)};
 }
 
 /* Rows of a block of one expert for a chunk: what prompt_group takes as `height`. */
@@ -183,7 +186,8 @@ static inline struct prefill_launch prefill_group(int32_t rows) {
         "prefill_route", "prompt_group", prefill_blocks(rows, 256), 1, 256, 0};
 }
 
-/* combine: half out, places, routing, scores, half shared, x, weight | 0, then as norm from ordered* on. */
+/* combine: half out, places, routing, scores, half shared, x, weight | 0, then as norm from
+ * ordered* on. */
 static inline struct prefill_launch prefill_combine(int32_t rows) {
     return (struct prefill_launch){"prefill_norm", "prompt_combine", (uint32_t)rows, 1, 256, 0};
 }
@@ -198,8 +202,8 @@ static inline int32_t prefill_convolve_each(int32_t rows) {
     return rows > 1024 ? 16 : 4;
 }
 
-/* convolve: half proj, int width, taps, slot, int rows, int layer, channels bf16 [rows][conv_dim], int
- * each. heads: of queries, keys and values. */
+/* convolve: half proj, int width, taps, slot, int rows, int layer, channels bf16 [rows][conv_dim],
+ * int each. heads: of queries, keys and values. */
 static inline struct prefill_launch prefill_convolve(int32_t rows, int32_t heads) {
     return (struct prefill_launch){"prefill_deltanet",
                                    "prompt_convolve",
