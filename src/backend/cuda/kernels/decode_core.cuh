@@ -301,29 +301,43 @@ __device__ __forceinline__ void take_slice(const Quantised &from, Slice &out) {
     out.sum = from.sum[t & 1];
 }
 
-/* One wide tile times a slice: the lane's row of 32. */
-__device__ __forceinline__ float wide_tile(const unsigned char *tile, const Slice &x) {
-    int lane = threadIdx.x & 31;
-    const uint4 *codes = reinterpret_cast<const uint4 *>(tile) + lane;
-    int even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0}; /* odd inputs' codes are 16-fold */
-    constexpr uint32_t M = 0x0f0f0f0fu, N = 0xf0f0f0f0u;
+/* Wide tiles times a slice: the lane's row of 32 of each. */
+template <int N>
+__device__ __forceinline__ void wide_tiles(const unsigned char *const (&tile)[N], const Slice &x,
+                                           float (&y)[N]) {
+    const int lane = threadIdx.x & 31;
+    int even[N][4] = {}, odd[N][4] = {}; /* odd inputs' codes are 16-fold */
+    constexpr uint32_t M = 0x0f0f0f0fu, O = 0xf0f0f0f0u;
 #pragma unroll
     for (int set = 0; set < 2; set++) {
         const uint32_t(&b)[8] = set ? x.second : x.first;
-        uint4 p = codes[64 * set], q = codes[64 * set + 32];
-        mma(even, p.x & M, q.x & M, p.y & M, q.y & M, b[0], b[1]);
-        mma(odd, p.x & N, q.x & N, p.y & N, q.y & N, b[4], b[5]);
-        mma(even, p.z & M, q.z & M, p.w & M, q.w & M, b[2], b[3]);
-        mma(odd, p.z & N, q.z & N, p.w & N, q.w & N, b[6], b[7]);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const uint4 *codes = reinterpret_cast<const uint4 *>(tile[i]) + lane;
+            uint4 p = codes[64 * set], q = codes[64 * set + 32];
+            mma(even[i], p.x & M, q.x & M, p.y & M, q.y & M, b[0], b[1]);
+            mma(odd[i], p.x & O, q.x & O, p.y & O, q.y & O, b[4], b[5]);
+            mma(even[i], p.z & M, q.z & M, p.w & M, q.w & M, b[2], b[3]);
+            mma(odd[i], p.z & O, q.z & O, p.w & O, q.w & O, b[6], b[7]);
+        }
     }
-    uint2 pair = reinterpret_cast<const uint2 *>(tile + TILE_CODES)[lane];
-    int sum0 = (even[0] * 16 + odd[0]) * 256 + (even[1] * 16 + odd[1]);
-    int sum1 = (even[2] * 16 + odd[2]) * 256 + (even[3] * 16 + odd[3]);
-    float y0 = fmaf(bf16_low(pair.x) * x.scale, (float)sum0, bf16_high(pair.x) * x.sum);
-    float y1 = fmaf(bf16_low(pair.y) * x.scale, (float)sum1, bf16_high(pair.y) * x.sum);
-    bool upper = lane & 1;
-    float other = __shfl_xor_sync(~0u, upper ? y0 : y1, 1);
-    return (upper ? y1 : y0) + other;
+    const bool upper = lane & 1;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        uint2 pair = reinterpret_cast<const uint2 *>(tile[i] + TILE_CODES)[lane];
+        int sum0 = (even[i][0] * 16 + odd[i][0]) * 256 + (even[i][1] * 16 + odd[i][1]);
+        int sum1 = (even[i][2] * 16 + odd[i][2]) * 256 + (even[i][3] * 16 + odd[i][3]);
+        float y0 = fmaf(bf16_low(pair.x) * x.scale, (float)sum0, bf16_high(pair.x) * x.sum);
+        float y1 = fmaf(bf16_low(pair.y) * x.scale, (float)sum1, bf16_high(pair.y) * x.sum);
+        float other = __shfl_xor_sync(~0u, upper ? y0 : y1, 1);
+        y[i] = (upper ? y1 : y0) + other;
+    }
+}
+__device__ __forceinline__ float wide_tile(const unsigned char *tile, const Slice &x) {
+    const unsigned char *const tiles[1] = {tile};
+    float y[1];
+    wide_tiles(tiles, x, y);
+    return y[0];
 }
 
 /* One byte tile: rows 2 (lane / 4) + lane % 2, in lanes whose t is 0 or 1. */

@@ -51,29 +51,24 @@ __device__ __forceinline__ unsigned contributions(bool experts, int quarter, int
     return (unsigned)layers * blocks + !experts;
 }
 
-/* Waits until the last row of the warp's slice is complete, as a cheap sign that it pays to read
- * all of it. */
-__device__ __forceinline__ void await_sum(const Worker &w, bool experts, int layers) {
-    const int row = w.warp % SLICES * 128 + 127;
-    const long long *from = w.sum(experts) + residual_at(row);
-    const unsigned all = contributions(experts, row / PART_ROWS, layers);
+/* Four values of a sum, once all contributions of so many layers are in. Until the last row of the
+ * warp's slice is complete, which a lane looks at, it does not pay to read all of it. */
+__device__ __forceinline__ void take_sum(const Worker &w, bool experts, int layers, float (&h)[4]) {
+    const int slice = w.warp % SLICES, last = slice * 128 + 127;
+    const unsigned count = contributions(experts, (slice * 128 + 4 * w.lane) / PART_ROWS, layers);
+    const unsigned sign = contributions(experts, last / PART_ROWS, layers);
+    const long long *sum = w.sum(experts), *from = sum + slice * 128 + 2 * w.lane;
+    const long long *at = sum + residual_at(last);
     if (w.lane == 0) {
 #pragma unroll 1
         for (unsigned spin = 0;; spin++) {
             long long x;
-            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
-            if ((((unsigned)x ^ all) & COUNTED) == 0) break;
+            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+            if ((((unsigned)x ^ sign) & COUNTED) == 0) break;
             if (spin == SPIN_LIMIT) __trap();
         }
     }
     __syncwarp();
-}
-
-/* Four values of a sum, once all contributions of so many layers are in. */
-__device__ __forceinline__ void take_sum(const Worker &w, bool experts, int layers, float (&h)[4]) {
-    const int row = w.warp % SLICES * 128 + 4 * w.lane;
-    const unsigned all = contributions(experts, row / PART_ROWS, layers);
-    const long long *from = w.sum(experts) + residual_at(row);
     longlong2 x[2];
 #pragma unroll 1
     for (unsigned spin = 0;; spin++) {
@@ -84,14 +79,14 @@ __device__ __forceinline__ void take_sum(const Worker &w, bool experts, int laye
                          : "l"(from + 64 * i)
                          : "memory");
         }
-        unsigned early = (((unsigned)x[0].x ^ all) | ((unsigned)x[0].y ^ all)) |
-                         (((unsigned)x[1].x ^ all) | ((unsigned)x[1].y ^ all));
+        unsigned early = (((unsigned)x[0].x ^ count) | ((unsigned)x[0].y ^ count)) |
+                         (((unsigned)x[1].x ^ count) | ((unsigned)x[1].y ^ count));
         if ((early & COUNTED) == 0) break;
         if (spin == SPIN_LIMIT) __trap();
     }
     __syncwarp();
-    h[0] = from_fixed(x[0].x, all), h[1] = from_fixed(x[0].y, all);
-    h[2] = from_fixed(x[1].x, all), h[3] = from_fixed(x[1].y, all);
+    h[0] = from_fixed(x[0].x, count), h[1] = from_fixed(x[0].y, count);
+    h[2] = from_fixed(x[1].x, count), h[3] = from_fixed(x[1].y, count);
 }
 
 /* The residual stream, its sum of squares and, times the norm's weight, the warp's slice. The
@@ -124,9 +119,7 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, cons
     } else {
         const bool experts = kind != ROUTE;
         if (experts || layer > 0) rest = w.kept();
-        await_sum(w, experts, experts ? layer : layer + 1);
         take_sum(w, experts, experts ? layer : layer + 1, h);
-        sync_consumers(); /* the stage before is done with shared memory */
         w.mark(0);
         float most = fmaxf(fmaxf(fabsf(h[0]), fabsf(h[1])), fmaxf(fabsf(h[2]), fabsf(h[3])));
         if (!(most < LARGEST_SUM)) w.a.x.counter[2] = 1;
@@ -285,6 +278,20 @@ __device__ __forceinline__ void multiply(Worker &w, Kind kind, int layer, const 
         float *to = parts + w.warp * 32 + w.lane;
 #pragma unroll 1
         for (int left = end - w.warp; left > 0; left -= WARPS, to += WARPS * 32) {
+            if (kind == PROJECT && left > WARPS) { /* two at once hide each other's latency */
+                int other = step_slot(w.run, slot, 2);
+                barrier_wait(&w.s.full[slot], w.phases >> slot & 1);
+                if (left == end - w.warp) w.mark(2);
+                barrier_wait(&w.s.full[other], w.phases >> other & 1);
+                const unsigned char *const tiles[2] = {w.s.ring + slot * SLOT + offset,
+                                                       w.s.ring + other * SLOT + offset};
+                float y[2];
+                wide_tiles(tiles, x, y);
+                to[0] = y[0], to[WARPS * 32] = y[1];
+                slot = step_slot(w.run, other, 2);
+                left -= WARPS, to += WARPS * 32;
+                continue;
+            }
             barrier_wait(&w.s.full[slot], w.phases >> slot & 1);
             if (left == end - w.warp) w.mark(2);
             const unsigned char *tile = w.s.ring + slot * SLOT + offset;
@@ -326,6 +333,7 @@ __device__ __forceinline__ void consume(Worker &w) {
         const decode_layer &l = w.s.layers[0][layer & 1];
         const bool attention = is_attention(layer), last = layer == w.a.n_layers;
         const bool routed = (int)blockIdx.x < ROUTED_JOBS;
+        const Product p = product_of(w, kind, attention, last);
         if (kind == MOE) {
             w.run = {EARLY, EXPERT_SLOTS, EARLY};
             w.mark(0); /* the routed expert's weights arrive, or the shared one's words */
@@ -348,10 +356,10 @@ __device__ __forceinline__ void consume(Worker &w) {
         }
         kind = hide(kind);
         w.mark(1);
-        Product p = product_of(w, kind, attention, last);
         if (kind == MIX) {
             multiply_out(w, p, x);
         } else {
+            if (kind != MOE) sync_consumers(); /* the stage before is done with shared memory */
             multiply(w, kind, layer, p, attention ? ATTN_ROWS : GDN_ROWS, x);
         }
         kind = hide(kind);
