@@ -335,7 +335,14 @@ if wants ncu; then
     else
         skip ncu "it needs Nsight Compute"
     fi
-    [ -x "$bin/decode_cycles" ] && step decode-cycles 120 "$bin/decode_cycles" time 50
+    if [ -x "$bin/decode_cycles" ]; then
+        step decode-cycles 120 "$bin/decode_cycles" time 50
+        {
+            printf '**Stages of the decode kernel**, 40 layers: cycles from where a layer begins in a '
+            printf 'block to each mark (`docs/cuda-decode.md`), means over blocks and layers:\n\n'
+            sed 's/^/    /' "$out/decode-cycles.log"
+        } >>"$out/kernels.md"
+    fi
 fi
 wants bench && in_shell bench bench
 wants full && in_shell full full_card
