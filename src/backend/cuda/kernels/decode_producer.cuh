@@ -166,6 +166,7 @@ __device__ __forceinline__ void issue_tiles(Producer &p, const Piece &piece) {
          at += piece.chunk, from += DOWN_PER_SLOT * piece.stride) {
         unsigned bytes = min(piece.chunk, piece.bytes - at);
         if (lane == 0) p.begin(bytes);
+        __syncwarp(); /* lane 0 has waited until the slot was left */
         int slot = __shfl_sync(~0u, p.slot, 0);
         if (lane < (int)(bytes / TILE_DOWN_BYTES)) {
             bulk_copy(p.s.ring + slot * SLOT + lane * TILE_DOWN_BYTES, from, TILE_DOWN_BYTES,
