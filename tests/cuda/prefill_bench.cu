@@ -411,7 +411,7 @@ static void run_down(const expert_tile &t, unsigned n, const bf16 *hidden, const
 /* ---- checks ---------------------------------------------------------------------------------- */
 
 static void check_gemm() {
-    int cols = H, outputs = 512;
+    int cols = H < 1024 ? 1024 : (int)H, outputs = 512; /* prefill_dense */
     cuda_mat by_rows = matrix(outputs, cols, CUDA_WIDE, 1);
     const int lengths[] = {1, 7, 64, 129, 300};
     fp16 *first = nullptr;
@@ -438,6 +438,18 @@ static void check_gemm() {
                 first = out;
             }
         }
+    }
+    if (!EMULATED) { /* several tiles a block */
+        int rows = 1000, wide = CONV_DIM + V_DIM;
+        size_t n = (size_t)rows * wide;
+        cuda_mat w = matrix(wide, H, CUDA_WIDE, 1);
+        bf16 *many = bf16s((size_t)rows * H, -1, 1);
+        fp16 *out[] = {take<fp16>(n), take<fp16>(n)};
+        for (int t = 4; t < 6; t++) {
+            poison(out[t - 4], n * 2);
+            run_dense(DENSE_TILES[t], many, w, out[t - 4], rows);
+        }
+        same_bits("dense 128x256, 1000 rows equals 128x128", out[1], out[0], n * 2);
     }
     bf16 *x = bf16s((size_t)100 * H, -1, 1);
     float *residual = floats((size_t)100 * H, -1, 1);

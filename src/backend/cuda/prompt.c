@@ -123,8 +123,8 @@ static int launch(const struct backend_model *m, struct prefill_launch l, void *
 /* out[r] = w . in[r]; in is reordered, out rows ldo floats apart. */
 static int product(struct backend_model *m, struct cuda_mat w, CUdeviceptr in, CUdeviceptr out,
                    int32_t ldo, int32_t rows, lily_err *err) {
-    return launch(m, prefill_dense(rows, w.rows, m->processors), ARGS(&in, &w, &out, &ldo, &rows),
-                  err);
+    return launch(m, prefill_dense(rows, w.rows, w.cols, m->processors),
+                  ARGS(&in, &w, &out, &ldo, &rows), err);
 }
 
 /* The second half of x.normed: what the first lost in rounding. */

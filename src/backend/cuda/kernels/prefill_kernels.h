@@ -66,7 +66,7 @@ static inline uint32_t prefill_dense_time(uint32_t blocks, uint32_t processors, 
 /* dense: x* [rows][w.cols], cuda_mat w, half out, int ldo, int rows. Of few rows the widest tile
  * that leaves work for every processor, from there on the one that takes the least time; all give
  * the same bits. */
-static inline struct prefill_launch prefill_dense(int32_t rows, int32_t outputs,
+static inline struct prefill_launch prefill_dense(int32_t rows, int32_t outputs, int32_t cols,
                                                   int32_t processors) {
     static const struct {
         const char *name;
@@ -90,8 +90,10 @@ static inline struct prefill_launch prefill_dense(int32_t rows, int32_t outputs,
         least = time;
         best = t;
     }
+    /* In tiles of 256 rows factors take turns between two places, from one tile to the next only
+     * where the inputs are a multiple of 1,024. */
     uint32_t wide = prefill_blocks(outputs, 128) * prefill_blocks(rows, 256);
-    if (rows > FEW && prefill_blocks(wide, all) * WIDE_TIME < least) {
+    if (rows > FEW && cols % 1024 == 0 && prefill_blocks(wide, all) * WIDE_TIME < least) {
         return (struct prefill_launch){
             "prefill_gemm", "dense_wide", wide < all ? wide : all, 1, 384, PREFILL_WIDE_SHARED};
     }
