@@ -173,7 +173,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/unit/%.c.o $(BUILD)/liblily.a
 $(BUILD)/tests/test_cuda_open: LDLIBS += -rdynamic
 # The CUDA backend's checks: on a card (tests/cuda/run.sh; libraries linked in, so that it can be
 # carried there), and with the portable kernels on this processor.
-CUDA_CHECK_FILES := main older side prompts profile checks checks_stages checks_text checks_greedy checks_speed
+CUDA_CHECK_FILES := main older side prompts profile checks checks_stages checks_ties checks_text checks_greedy checks_speed
 CUDA_CHECK := $(call OBJ,$(CUDA_CHECK_FILES:%=tests/cuda/%.c))
 $(BUILD)/cuda-check: $(CUDA_CHECK) $(BUILD)/liblily.a
 	@echo "  LINK $@"

@@ -63,6 +63,15 @@ void steps_for_profiler(const struct bench_model *b);
 void hold_memory(double left);
 void profile(const struct bench_model *b);
 
+/* checks_ties.c: keeps what the truth's routers are given at positions [0, rows) (ties_keep is a
+ * trace), and tells how rows near a tie of experts differ from the rest. Rows [n][vocab]. */
+struct ties;
+struct ties *ties_new(const struct bench_model *b, int32_t rows);
+void ties_keep(void *arg, enum stage stage, int32_t layer, int32_t pos, const float *row,
+               int32_t n);
+void ties_tell(const struct ties *t, const float *truth, const float *own, int32_t n);
+void ties_free(struct ties *t);
+
 /* profile.c: begin before a model is opened, start before a step, print after it, end at last. */
 void profile_begin(void);
 void profile_start(void);

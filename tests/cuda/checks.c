@@ -19,7 +19,10 @@ static void *state_of(struct side *x, int i) {
     return out;
 }
 
-enum { ALL_ROWS = 2100 }; /* prompts up to here are compared at every position */
+enum {
+    ALL_ROWS = 2100, /* prompts up to here are compared at every position */
+    TIE_ROWS = 1000  /* of the longest up to here, rows near a tie of experts are told apart */
+};
 
 /* Truth and card with the rows of both. */
 struct logits {
@@ -80,12 +83,16 @@ static void compare_tail(struct logits *c, int32_t n) {
 void check_logits(const struct bench_model *b, const int32_t *lengths, int32_t n_lengths) {
     struct logits c = {.b = b};
     int32_t most = 2 * BACKEND_GRID + 4; /* what compare_tail needs */
+    int32_t tied = 0;
     for (int32_t i = 0; i < n_lengths; i++) {
         if (lengths[i] <= ALL_ROWS && lengths[i] + 4 > most) most = lengths[i] + 4;
+        if (lengths[i] <= TIE_ROWS) tied = lengths[i];
     }
+    struct ties *ties = ties_new(b, tied);
     c.truth = side_rows(b, most);
     c.own = side_rows(b, most);
-    c.t = side_open(b, b->truth, "logits, truth", 1, NULL);
+    struct backend_options o = {.trace = ties_keep, .trace_arg = ties};
+    c.t = side_open(b, b->truth, "logits, truth", 1, &o);
     c.x = side_open(b, b->cuda, "logits", 1, NULL);
     printf("logits of prompts\n");
     /* The truth's rows do not depend on where a prompt ends. */
@@ -101,7 +108,9 @@ void check_logits(const struct bench_model *b, const int32_t *lengths, int32_t n
         }
         side_feed(b, &c.x, 0, 0, n, n, c.own, NULL);
         compare_from(&c, 0, n, false);
+        if (n == tied && !c.x.bad && !c.t.bad) ties_tell(ties, c.truth, c.own, n);
     }
+    ties_free(ties);
     char what[96];
     snprintf(what, sizeof what, "decode behind each: mean KL (largest difference %.2g)", c.max);
     note(what, c.x.bad || c.t.bad ? (double)NAN : c.decoded / n_lengths, 1e-3);
@@ -331,13 +340,15 @@ static void told(const char *what) {
  * prompt, single steps, steps of several sessions with sampling, a state that is taken back to. */
 void check_kinds(const struct bench_model *b) {
     enum { PROMPT = 70, SLOTS = 3, STEPS = 2 };
+    static const struct backend_sampling draw = {
+        .temperature = 1, .top_p = 0.95f, .repetition = 1, .top_k = 20, .stream = 3};
     struct bench_model narrow = *b;
     narrow.context = 128;
     struct side x = side_open(&narrow, b->cuda, "kinds of steps", SLOTS, NULL);
     float *first = side_rows(b, 1), *again = side_rows(b, 1);
     struct backend_state *saved = NULL;
-    struct outcome out[SLOTS] = {{{0}, NULL}};
-    const int32_t of[SLOTS] = {0, 1, 2};
+    struct decode_slot slot[SLOTS];
+    struct decode_result result[SLOTS];
     size_t row = (size_t)b->vocab * sizeof(float);
     lily_err err;
     told("each kind of step: a prompt");
@@ -351,17 +362,15 @@ void check_kinds(const struct bench_model *b) {
     note("kinds: restored: bytes of logits that differ", (double)differing(first, again, row), 0);
     told("several sessions");
     for (int32_t i = 0; i < SLOTS; i++) {
-        out[i].logits = side_rows(b, 1);
-        if (i) side_feed(b, &x, i, 100 * i, 7, 7, NULL, NULL);
+        if (i) side_feed(b, &x, i, 100 * i, 2, 2, NULL, NULL);
         if (!x.bad) side_failed(&x, b->cuda->sample_begin(x.s[i], NULL, 0, &err), &err);
+        slot[i] = (struct decode_slot){.session = x.s[i], .token = i, .sampling = &draw};
     }
-    if (!x.bad) two_steps(b, &x, (struct composition){of, SLOTS}, out);
+    if (!x.bad) side_failed(&x, b->cuda->decode_submit(x.m, slot, SLOTS, &err), &err);
+    if (!x.bad) side_failed(&x, b->cuda->decode_wait(x.m, result, SLOTS, &err), &err);
     double infinite = 0;
-    for (int32_t i = 0; i < SLOTS; i++) {
-        for (int32_t k = 0; k < b->vocab; k++) infinite += !isfinite(out[i].logits[k]);
-        free(out[i].logits);
-    }
-    note("kinds: logits of several sessions that are not finite", infinite, 0);
+    for (int32_t i = 0; i < SLOTS && !x.bad; i++) infinite += !result[i].finite;
+    note("kinds: sessions of several that are not finite", x.bad ? NAN : infinite, 0);
     b->cuda->state_free(saved);
     side_close(&x);
     free(first);

@@ -737,7 +737,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (few) {
-        for (int pos : {0, 70, 300}) check(m, 4, pos, (pos + 64) / 64 * 64, 1);
+        for (int pos : {5, 300}) check(m, 4, pos, (pos + 64) / 64 * 64, 1);
         printf("%d failures\n", failures);
         return failures != 0;
     }

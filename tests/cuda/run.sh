@@ -2,23 +2,27 @@
 # The CUDA backend on the GPU of this machine: correctness against ref and the CPU backend,
 # compute-sanitizer, memory, start, speed, profile. Builds what it runs, or takes what was built
 # elsewhere (a machine without libraries or network: all of it needs only a C library).
-#   tests/cuda/run.sh [--bin FOLDER] [--out FOLDER] [--seconds N] [--build FOLDER] [step ...]
+#   tests/cuda/run.sh [--bin FOLDER] [--out FOLDER] [--seconds N] [--sanitizer PROGRAM]
+#                     [--build FOLDER] [step ...]
 # --build FOLDER only builds into it; --bin FOLDER takes the programs from there. Every step runs
 # even when one before it failed; a step whose tool is not on this machine is skipped and says so,
-# as is one that would begin after N seconds.
+# as is one that would begin after N seconds. PROGRAM is a compute-sanitizer, 2026.1 or newer for
+# racecheck (older ones report the decode kernel's barriers of 512 of 640 threads).
 # Results: FOLDER/<step>.log, and one JSON document, FOLDER/cuda.json, with machine, driver and
 # commit, and the same as tables in FOLDER/cuda.md. Exit status 1 when a check failed; a
 # goal of speed that was missed is only told.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-all=(doctor mini older real kernels memcheck racecheck long full memory start bench speed sweep ncu)
-bin= out=bench/cuda build= seconds=3600 steps=()
+all=(doctor mini older real kernels memcheck racecheck synccheck long full memory start bench speed
+    sweep ncu)
+bin= out=bench/cuda build= seconds=3600 sanitizer=compute-sanitizer steps=()
 while [ $# -gt 0 ]; do
     case $1 in
     --bin) bin=$2 && shift 2 ;;
     --out) out=$2 && shift 2 ;;
     --build) build=$2 && shift 2 ;;
     --seconds) seconds=$2 && shift 2 ;;
+    --sanitizer) sanitizer=$2 && shift 2 ;;
     *) steps+=("$1") && shift ;;
     esac
 done
@@ -34,12 +38,16 @@ build_into() {
     strip "$to/lily-core" "$to/cuda-check"
     nvcc=$(tools/nvcc.sh)
     [ -n "$nvcc" ] || { echo "no nvcc: the kernels are not tested alone" && return 0; }
-    flags=(-std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc -Isrc/backend/cuda -Itests/cuda
-        '-DSHAPE_HEADER="model/shapes/qwen36_35b_a3b.h"')
-    "$nvcc" "${flags[@]}" -o "$to/decode_bench" tests/cuda/decode_bench.cu &&
-        "$nvcc" "${flags[@]}" -DDECODE_PROFILE -o "$to/decode_cycles" tests/cuda/decode_bench.cu &&
-        "$nvcc" "${flags[@]}" -o "$to/prefill_bench" tests/cuda/prefill_bench.cu &&
-        "$nvcc" "${flags[@]}" -o "$to/racecheck_control" tests/cuda/racecheck_control.cu
+    flags=(-std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc -Isrc/backend/cuda -Itests/cuda)
+    kernels() { # kernels <program> <source> <shape's header> [option...]
+        "$nvcc" "${flags[@]}" "-DSHAPE_HEADER=\"$3\"" "${@:4}" -o "$to/$1" "tests/cuda/$2.cu"
+    }
+    local large=model/shapes/qwen36_35b_a3b.h
+    kernels decode_bench decode_bench $large && kernels prefill_bench prefill_bench $large &&
+        kernels decode_cycles decode_bench $large -DDECODE_PROFILE &&
+        kernels decode_race decode_bench model/shapes/mini.h -include tests/cuda/plain_ring.cuh &&
+        kernels prefill_race prefill_bench emulator/prefill_shape.h -DFEW &&
+        kernels racecheck_control racecheck_control $large
 }
 if [ -n "$build" ]; then
     build_into "$build"
@@ -169,7 +177,7 @@ start() {
 
 # `lily bench` itself: speed, GB/s, fraction of the bound in every row of decoding.
 bench() {
-    "$core" bench -m "$full" --backend cuda -p 512,4096 -n 128 -d 0,4096 -r 3 | tee "$work/bench" || return 1
+    "$core" bench -m "$full" --backend cuda -p 512,4096 -n 128 -d 0,4096 -r 2 | tee "$work/bench" || return 1
     row "decode rows of bench without a fraction of the bound" \
         "$(awk '$1 == "decode" && !($8 ~ /%/ || $9 ~ /%/)' "$work/bench" | wc -l)" rows 0
 }
@@ -210,7 +218,8 @@ in_shell() {
 
 # ---- checks whose time does not matter, side by side -----------------------------------------
 four=$work/four.lily full=$work/all.lily
-for s in real older memcheck racecheck long full ncu; do
+most=$((seconds / 2 < 300 ? seconds / 2 : 300)) # seconds for all of these
+for s in real older memcheck long full ncu; do
     wants $s && [ ! -e "$four" ] && "$core" synth --packed --layers 4 "$four"
 done
 make_full() {
@@ -219,50 +228,73 @@ make_full() {
         wants $s && [ ! -e "$full" ] && "$core" synth --packed "$full"
     done
 }
-# The stand-in runs the portable kernels, and in one-token steps the persistent one; four layers of
-# the real shape run those of 9.0. Racecheck takes bulk copies behind barriers in shared memory for
-# races: racecheck_control shows that it does, and that it still finds one. The persistent kernel is
-# built of them and left out there; what holds it are its repeated bits.
-sanitize() { # sanitize <tool> [argument...]
-    local tool=$1 most=$((seconds / 3 < 300 ? seconds / 3 : 300))
-    shift
-    if command -v compute-sanitizer >/dev/null; then
-        step "$tool" $most compute-sanitizer --tool "$tool" --error-exitcode 1 "$@" "$check" \
-            --json "$work/$tool.json" states batch
-        step "$tool-real" $most compute-sanitizer --tool "$tool" --error-exitcode 1 "$@" "$check" \
-            -m "$four" --against cpu --json "$work/$tool-real.json" states
-    else
-        skip "$tool" "it needs compute-sanitizer of the CUDA toolkit"
-    fi
-}
-# The tool's own mistakes, and a race that it must find.
-control() {
-    local kind races status=0
-    for kind in named bulk race; do
-        compute-sanitizer --tool racecheck "$bin/racecheck_control" $kind >"$work/control" 2>&1
-        cat "$work/control"
-        races=$(grep -c 'Race reported' "$work/control")
-        row "reports of racecheck for its control, $kind" "$races" reports
-        [ $kind != race ] || [ "$races" -gt 0 ] || status=1
-    done
-    return $status
-}
-wants doctor && step doctor 60 "$core" doctor
-wants mini && step mini 300 "$check" --json "$work/mini.json" &
 # What the cards without kernels of their own run, compiled from its PTX for this one.
 older() {
     CUDA_FORCE_PTX_JIT=1 step "$@" stages logits cuts states batch company
 }
-wants older && { older older 300 "$check" --capability 80 --json "$work/older.json"
-    older older-real 300 "$check" --capability 80 -m "$four" --against cpu --json "$work/older-real.json"; } &
-wants memcheck && sanitize memcheck &
-wants long && { step long 300 "$check" --json "$work/long.json" long
-    step long-real 300 "$check" -m "$four" --json "$work/long-real.json" long; } &
+# The stand-in runs the portable kernels, those for several sessions and in one-token steps the
+# persistent one; four layers of the real shape run the prompt kernels of 9.0 too.
+sanitize() { # sanitize <name> <tool> <arguments of cuda-check...>
+    local name=$1 tool=$2
+    shift 2
+    step "$name" $most "$sanitizer" --tool "$tool" --error-exitcode 1 "$check" \
+        --json "$work/$name.json" "$@"
+}
+# Racecheck takes minutes for what others do in a second, so it gets each kind of step once, without
+# the persistent kernel, whose ring it cannot follow; that with a ring which it can (plain_ring.cuh),
+# and the prompt kernels of 9.0 at the smallest shape that they take. The control tells what the
+# tool can follow and must find its two races.
+race() { # race <what> <most reports, or ""> <least> <program...>
+    local what=$1 reports status left=$((seconds - SECONDS))
+    [ $left -ge 2 ] || { echo "$what: no time left" && return 1; }
+    timeout $left "$sanitizer" --tool racecheck "${@:4}" >"$work/race" 2>&1
+    status=$?
+    cat "$work/race"
+    reports=$(grep -c 'Race reported' "$work/race")
+    row "racecheck, $what: reports" "$reports" reports $2 || status=1
+    [ "$reports" -ge "$3" ] || status=1
+    return $status
+}
+races() {
+    local kind status=0
+    for kind in named plain-each; do
+        race "control $kind" 0 0 "$bin/racecheck_control" $kind || status=1
+    done
+    for kind in named-race plain-race; do
+        race "control $kind" "" 1 "$bin/racecheck_control" $kind || status=1
+    done
+    for kind in bulk bulk-each plain; do race "control $kind" "" 0 "$bin/racecheck_control" $kind; done
+    race "decode kernel" 0 0 --kernel-name kns=decode_step "$bin/decode_race" few || status=1
+    race "prompt kernels" 0 0 --kernel-name-exclude kns=plain_ --kernel-name-exclude kns=fill_ \
+        "$bin/prefill_race" check || status=1
+    return $status
+}
+in_all=$seconds
+seconds=$((SECONDS + most < seconds ? SECONDS + most : seconds))
+wants doctor && step doctor 60 "$core" doctor
+wants mini && step mini $most nice "$check" --json "$work/mini.json" &
+wants real && step real $most nice "$check" -m "$four" --against cpu --json "$work/real.json" &
+wants older && { older older $most "$check" --capability 80 --json "$work/older.json"
+    older older-real $most "$check" --capability 80 -m "$four" --against cpu --json "$work/older-real.json"; } &
+wants long && { step long-real $most "$check" -m "$four" --json "$work/long-real.json" long
+    step long $most "$check" --json "$work/long.json" long; } &
+if command -v "$sanitizer" >/dev/null; then
+    wants memcheck && { sanitize memcheck memcheck states batch
+        sanitize memcheck-real memcheck -m "$four" --against cpu states; } &
+    wants synccheck && sanitize synccheck synccheck kinds &
+    wants racecheck && step racecheck $most "$sanitizer" --tool racecheck --error-exitcode 1 \
+        --kernel-name-exclude kns=decode_step "$check" --json "$work/racecheck.json" kinds &
+    wants racecheck && [ -x "$bin/decode_race" ] && in_shell races races &
+else
+    for s in memcheck synccheck racecheck; do
+        wants $s && skip $s "it needs compute-sanitizer of the CUDA toolkit"
+    done
+fi
 make_full
 wait
+seconds=$in_all
 
 # ---- one after the other ---------------------------------------------------------------------
-wants real && step real 400 "$check" -m "$four" --against cpu --json "$work/real.json"
 if wants kernels; then
     if [ -x "$bin/prefill_bench" ]; then
         step kernels-decode 120 "$bin/decode_bench" check
@@ -271,33 +303,37 @@ if wants kernels; then
         skip kernels "$bin has no prefill_bench"
     fi
 fi
-wants full && in_shell full full_card
-wants memory && in_shell memory memory
-wants start && in_shell start start
-wants bench && in_shell bench bench
 wants speed && step speed 300 "$check" -m "$full" --json "$work/speed.json" speed batches
 wants sweep && step sweep 120 "$check" -m "$full" --json "$work/sweep.json" sweep
+wants memory && in_shell memory memory
+wants start && in_shell start start
+# The program runs once for each pass, which its kernels would have to be put back for otherwise.
+profile_kernels() {
+    local metrics=gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum m
+    for m in sm__pipe_tensor_cycles sm__issue l1tex__data_pipe_lsu_wavefronts lts__t_sectors; do
+        [[ $m == *lsu* || $m == lts* ]] || m+=_active
+        metrics+=,$m.avg.pct_of_peak_sustained_elapsed
+    done
+    metrics+=,sm__warps_active.avg.pct_of_peak_sustained_active
+    for m in long_scoreboard short_scoreboard barrier wait math_pipe_throttle mio_throttle lg_throttle \
+        gmma no_instruction membar; do
+        metrics+=,smsp__average_warps_issue_stalled_${m}_per_issue_active.ratio
+    done
+    step ncu 120 ncu --replay-mode application --cache-control none --clock-control none \
+        --profile-from-start off --csv --page raw --metrics $metrics --log-file "$out/ncu.csv" \
+        "$check" -m "$four" steps
+    [ -s "$out/ncu.csv" ] && python3 tests/cuda/kernel_table.py "$out/ncu.csv" >"$out/kernels.md"
+}
 if wants ncu; then
     if command -v ncu >/dev/null; then
-        metrics=gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum
-        for m in sm__pipe_tensor_cycles_active sm__issue_active l1tex__throughput \
-            lts__throughput dram__throughput; do
-            metrics+=,$m.avg.pct_of_peak_sustained_elapsed
-        done
-        step ncu 240 ncu --clock-control none --profile-from-start off --csv --page raw \
-            --metrics $metrics --log-file "$out/ncu.csv" "$check" -m "$four" steps
-        [ -s "$out/ncu.csv" ] && python3 tests/cuda/kernel_table.py "$out/ncu.csv" >"$out/kernels.md"
+        profile_kernels
     else
         skip ncu "it needs Nsight Compute"
     fi
     [ -x "$bin/decode_cycles" ] && step decode-cycles 120 "$bin/decode_cycles" time 50
 fi
-
-# Last, since it takes the card to itself for minutes.
-wants racecheck && sanitize racecheck --kernel-name-exclude kns=decode_step
-if wants racecheck && command -v compute-sanitizer >/dev/null && [ -x "$bin/racecheck_control" ]; then
-    in_shell racecheck-control control
-fi
+wants bench && in_shell bench bench
+wants full && in_shell full full_card
 
 # ---- one document ----------------------------------------------------------------------------
 {
