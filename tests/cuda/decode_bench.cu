@@ -11,6 +11,7 @@
 #include <cstring>
 #include <vector>
 
+#include "backend/cuda/kernels/decode_fuse.cu"
 #include "backend/cuda/kernels/decode_step.cu"
 
 #define CHECK(call)                                                                                \
@@ -108,7 +109,9 @@ static Model make_model(int n_layers) {
                                  (size_t)SHARED_SLICES * DOWN_TILES * TILE_DOWN_BYTES) +
         (size_t)std::max(GDN_TILES, ATTN_TILES) * SLICES * TILE_WIDE_BYTES +
         (size_t)(H / 32) * (QDIM / 128 + VDIM / 128) * TILE_WIDE_BYTES +
-        (size_t)ROUTER_TILES * SLICES * TILE_BYTE_BYTES + (size_t)CONV * 16 + (1 << 17);
+        (size_t)(ROUTER_TILES + 1) * SLICES * TILE_BYTE_BYTES +
+        (size_t)OUT_PARTS * std::max(GDN_SLICES, ATTN_SLICES) * SCORE_BYTES + (size_t)CONV * 16 +
+        (1 << 17);
     size_t bytes = layer_bytes * (size_t)n_layers +
                    (size_t)row_tiles(SHAPE_VOCAB) * SLICES * TILE_WIDE_BYTES +
                    (size_t)SHAPE_VOCAB * (H / 2 + H / 16) + (1 << 20);
@@ -130,7 +133,7 @@ static Model make_model(int n_layers) {
         d.shared_in = tiles_of((size_t)SHARED_TILES * SLICES, TILE_WIDE_BYTES, unit, 7.5f);
         d.shared_out = tiles_of((size_t)SHARED_SLICES * DOWN_TILES, TILE_DOWN_BYTES,
                                 2.0f / sqrtf((float)SHAPE_SHARED_WIDTH) / 4.6f, 7.5f);
-        d.router = tiles_of((size_t)ROUTER_TILES * SLICES, TILE_BYTE_BYTES,
+        d.router = tiles_of((size_t)(ROUTER_TILES + 1) * SLICES, TILE_BYTE_BYTES,
                             2.0f / sqrtf((float)H) / 74.0f, 127.5f);
         d.input_norm = floats_of(H, 0.5f, 1.5f);
         d.post_norm = floats_of(H, 0.5f, 1.5f);
@@ -143,6 +146,10 @@ static Model make_model(int n_layers) {
             d.dt_bias = floats_of(VHEADS, -1.0f, 1.0f);
             d.gdn_norm = floats_of(128, 0.5f, 1.5f);
         }
+        uint8_t *scores = take<uint8_t>((size_t)slices * OUT_PARTS * SCORE_BYTES);
+        decode_fuse<<<dim3(OUT_PARTS * SCORE_TILES, (unsigned)slices), FUSE_THREADS>>>(
+            d.router, d.post_norm, d.out, scores);
+        d.out_scores = scores;
         m.layers.push_back(d);
     }
     m.a.lm_head =
@@ -168,18 +175,18 @@ static Model make_model(int n_layers) {
                      cudaMemcpyHostToDevice));
     m.a.layers = m.table;
     decode_scratch &x = m.a.x;
-    CHECK(cudaMalloc(&x.h, 4 * SUM * 8));
-    CHECK(cudaMemset(x.h, 0, 4 * SUM * 8));
+    CHECK(cudaMalloc(&x.sums, 2 * STEP_SUMS * 8));
+    CHECK(cudaMemset(x.sums, 0, 2 * STEP_SUMS * 8));
     CHECK(cudaMalloc(&x.kept, (size_t)blocks * DECODE_KEPT * 4));
     CHECK(cudaMalloc(&x.proj, (size_t)std::max(GDN_TILES, ATTN_TILES) * 32 * 8));
-    CHECK(cudaMalloc(&x.scores, (EXPERTS + 1) * 8));
+    CHECK(cudaMalloc(&x.gate, 8));
     CHECK(cudaMalloc(&x.shared, SHAPE_SHARED_WIDTH * 8));
     CHECK(cudaMalloc(&x.parts, (size_t)blocks * QPK * HEAD * 4));
     CHECK(cudaMalloc(&x.parts_ml, (size_t)blocks * QPK * 2 * 4));
     CHECK(cudaMalloc(&x.best, 8));
     CHECK(cudaMalloc(&x.counter, 256));
     CHECK(cudaMemset(x.proj, 0, (size_t)std::max(GDN_TILES, ATTN_TILES) * 32 * 8));
-    CHECK(cudaMemset(x.scores, 0, (EXPERTS + 1) * 8));
+    CHECK(cudaMemset(x.gate, 0, 8));
     CHECK(cudaMemset(x.shared, 0, SHAPE_SHARED_WIDTH * 8));
     CHECK(cudaMalloc(&x.inner, TOP_K * SHAPE_EXPERT_WIDTH * 8));
     CHECK(cudaMemset(x.inner, 0, TOP_K * SHAPE_EXPERT_WIDTH * 8));
@@ -531,6 +538,23 @@ static double distance(const std::vector<float> &a, const std::vector<float> &b)
     }
     return std::sqrt(d / (n > 0 ? n : 1));
 }
+/* a times the positive factor that brings it closest to b. */
+static std::vector<float> alike(std::vector<float> a, const std::vector<float> &b) {
+    double ab = 0, aa = 0;
+    for (size_t i = 0; i < a.size(); i++) ab += (double)a[i] * b[i], aa += (double)a[i] * a[i];
+    for (float &x : a) x = (float)(x * std::max(ab / aa, 0.0));
+    return a;
+}
+/* Where the TOP_K largest are. */
+static std::vector<int> largest(const std::vector<float> &x) {
+    std::vector<int> at(x.size());
+    for (size_t i = 0; i < x.size(); i++) at[i] = (int)i;
+    std::stable_sort(at.begin(), at.end(),
+                     [&](int a, int b) { return x[(size_t)a] > x[(size_t)b]; });
+    at.resize(TOP_K);
+    std::sort(at.begin(), at.end());
+    return at;
+}
 static std::vector<float> widen(const std::vector<uint16_t> &x) {
     std::vector<float> y;
     for (uint16_t v : x) {
@@ -562,8 +586,13 @@ static void check(Model &m, int n_layers, int pos, int capacity, int repeats = 1
     plain_step(m, q, p, 0, token, pos, n_layers);
     float gap;
     CHECK(cudaMemcpy(&gap, p.gap, 4, cudaMemcpyDeviceToHost));
-    std::vector<long long> fixed = fetch_array(m.a.x.h + (step_count - 1) % 2 * 2 * SUM, 2 * SUM);
-    std::vector<float> h;
+    std::vector<long long> fixed =
+        fetch_array(m.a.x.sums + (step_count - 1) % 2 * STEP_SUMS, STEP_SUMS);
+    std::vector<float> h, scores;
+    for (int i = 0; i < EXPERTS; i++) {
+        long long sum = fixed[(size_t)(2 * SUM + (n_layers - 1) * EXPERTS + i)];
+        scores.push_back((float)(sum >> DECODE_COUNT_BITS) / ONE);
+    }
     for (int i = 0; i < H; i++) {
         long long sum = 0;
         for (int of = 0; of < 2; of++) {
@@ -576,8 +605,13 @@ static void check(Model &m, int n_layers, int pos, int capacity, int repeats = 1
     double e;
     e = distance(fetch_words(m.a.x.proj, (size_t)rows), fetch_array(p.proj, (size_t)rows));
     verdict(e < 1.5e-4 * n_layers, "projection", n_layers, pos, e);
-    e = distance(fetch_words(m.a.x.scores, EXPERTS + 1), fetch_array(p.scores, EXPERTS + 1));
+    std::vector<float> expected_scores = fetch_array(p.scores, EXPERTS);
+    e = distance(alike(scores, expected_scores), expected_scores);
     verdict(e < 1.5e-4 * n_layers, "router", n_layers, pos, e);
+    verdict(largest(scores) == largest(expected_scores) || gap < 1e-3, "chosen experts", n_layers,
+            pos, gap);
+    e = std::fabs(fetch_words(m.a.x.gate, 1)[0] - fetch_array(p.scores + EXPERTS, 1)[0]);
+    verdict(e < 1e-3 * n_layers, "shared gate", n_layers, pos, e);
     e = distance(h, fetch_array(p.h, H));
     verdict(e < 1.5e-4 * n_layers, "residual", n_layers, pos, e);
     e = distance(fetch_array(q.state[1], q.state_n), fetch_array(p.state, q.state_n));
@@ -597,7 +631,6 @@ static void check(Model &m, int n_layers, int pos, int capacity, int repeats = 1
     int plain = (int)(std::max_element(expected.begin(), expected.end()) - expected.begin());
     verdict(r.token == best && r.finite == 1, "token is the largest logit", n_layers, pos, r.token);
     verdict(best == plain, "same token as plain", n_layers, pos, plain);
-    printf("     closest eighth and ninth expert: %.3g\n", gap);
     for (int i = 0; i < repeats; i++) launch(m, q.slot[0], n_layers);
     CHECK(cudaDeviceSynchronize());
     std::vector<float> again = fetch_array(m.a.logits, SHAPE_VOCAB);
@@ -624,14 +657,15 @@ static double bytes_per_token(int n_layers, int depth) {
     b += attention * KV_HEADS * HEAD * 4.0 * depth;
     b += n_layers *
          (9.0 * SHAPE_EXPERT_WIDTH * (H * 1.125 + (double)TILE_DOWN_BYTES * DOWN_TILES / 32) +
-          (double)ROUTER_TILES * SLICES * TILE_BYTE_BYTES);
+          (double)(ROUTER_TILES + 1) * SLICES * TILE_BYTE_BYTES +
+          (double)ATTN_SLICES * OUT_PARTS * SCORE_BYTES);
     return b;
 }
 
 #ifdef DECODE_PROFILE
 static void profile(Model &m, const cuda_slot &slot, int n_layers) {
-    static const char *names[2][5] = {{"project", "delta", "route", "experts", ""},
-                                      {"project", "attend", "out", "route", "experts"}};
+    static const char *names[2][5] = {{"project", "delta", "shared", "experts", ""},
+                                      {"project", "attend", "out", "shared", "experts"}};
     size_t n_stages = 1;
     for (int l = 0; l < n_layers; l++) n_stages += (l + 1) % 4 == 0 ? 5 : 4;
     size_t n = n_stages * (size_t)blocks * DECODE_MARKS;

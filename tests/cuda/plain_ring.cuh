@@ -1,8 +1,9 @@
 /* The ring of src/backend/cuda/kernels/decode_ring.cuh for compute-sanitizer's racecheck, which
  * does not follow that one's barriers (racecheck_control.cu shows where): copies are loads and
  * stores by the thread that would have begun them, which then arrives for the bytes it stored, and
- * every thread of a warp that leaves a slot arrives for itself. Who waits for what, and where in
- * the kernel, is the same. Included before the kernel, in the other file's place. */
+ * every thread of a warp that leaves a slot arrives for itself; lanes of the producer's warp meet
+ * at a barrier of 32 threads in the place of __syncwarp. Who waits for what, and where in the
+ * kernel, is the same. Included before the kernel, in the other file's place. */
 #ifndef LILY_CUDA_DECODE_RING_CUH
 #define LILY_CUDA_DECODE_RING_CUH
 
@@ -75,6 +76,15 @@ __device__ __forceinline__ void leave_slots(unsigned long long *empty, const Run
 #pragma unroll 1
     for (int i = 0; i < n; i++) barrier_arrive(&empty[step_slot(run, slot, i)], 1);
 }
+
+__device__ __forceinline__ void warp_meets() {
+    if (threadIdx.x / 32 == 16) { /* the producer's: of barriers there are too few for all */
+        asm volatile("bar.sync 3, 32;" ::: "memory");
+    } else {
+        __syncwarp();
+    }
+}
+#define __syncwarp() decode::warp_meets()
 
 } /* namespace decode */
 

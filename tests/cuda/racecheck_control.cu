@@ -6,6 +6,9 @@
  *   racecheck_control bulk-each     the same, but every thread leaves a slot for itself
  *   racecheck_control plain         the ring of plain_ring.cuh, but a lane leaves for its warp
  *   racecheck_control plain-each    the ring of plain_ring.cuh
+ *   racecheck_control plain-warp    the same, but one lane waits and arrives for one that copies,
+ *                                   with __syncwarp between
+ *   racecheck_control plain-meet    that with a barrier of 32 threads in the place of __syncwarp
  *   racecheck_control plain-race    the same, but threads leave a slot before they have read it
  * The tool must report the two races. tests/cuda/run.sh runs all under the tool. Each prints
  * whether its sums are right. */
@@ -54,10 +57,22 @@ __global__ void named(const int *in, int *out, bool barrier) {
     if (threadIdx.x < WORKERS) out[threadIdx.x] = sum;
 }
 
-/* A thread of warp 16 copies rounds into slots; 16 warps add them up and leave. BULK: by bulk
- * copies; EACH: every thread leaves; EARLY: before it has read. */
-template <bool BULK, bool EACH, bool EARLY> __global__ void ring(const int *in, int *out) {
-    constexpr uint32_t FULL = BULK ? 1 : 1 << 16;
+enum Copier { BULK, PLAIN, PLAIN_WARP, PLAIN_MEET };
+
+__device__ static void meet(Copier copier) {
+    if (copier == PLAIN_MEET) {
+        asm volatile("bar.sync 2, 32;" ::: "memory");
+    } else {
+        __syncwarp();
+    }
+}
+
+/* Warp 16 copies rounds into slots; 16 warps add them up and leave. EACH: every thread leaves, not
+ * one for its warp; EARLY: before it has read. */
+template <Copier COPIER, bool EACH, bool EARLY> __global__ void ring(const int *in, int *out) {
+    constexpr uint32_t FULL = COPIER == BULK ? 1 : 1 << 16;
+    constexpr bool TWO =
+        COPIER == PLAIN_WARP || COPIER == PLAIN_MEET; /* lane 1 copies for lane 0 */
     __shared__ __align__(128) int slot[SLOTS][WORKERS];
     __shared__ uint64_t landed[SLOTS], left[SLOTS];
     if (threadIdx.x == 0) {
@@ -68,12 +83,14 @@ template <bool BULK, bool EACH, bool EARLY> __global__ void ring(const int *in, 
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
     }
     __syncthreads();
-    if (threadIdx.x == WORKERS) {
+    int lane = (int)threadIdx.x - WORKERS;
+    if (lane >= 0 && lane < (TWO ? 32 : 1)) {
 #pragma unroll 1
         for (int r = 0; r < ROUNDS; r++) {
             int s = r % SLOTS;
-            if (r >= SLOTS) wait(&left[s], (r / SLOTS - 1) & 1);
-            if (BULK) {
+            if (lane == 0 && r >= SLOTS) wait(&left[s], (r / SLOTS - 1) & 1);
+            if (TWO) meet(COPIER);
+            if (COPIER == BULK) {
                 asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
                                  address(&landed[s])),
                              "r"(BYTES)
@@ -82,15 +99,18 @@ template <bool BULK, bool EACH, bool EARLY> __global__ void ring(const int *in, 
                              "[%0], [%1], %2, [%3];" ::"r"(address(slot[s])),
                              "l"(in + r * WORKERS), "r"(BYTES), "r"(address(&landed[s]))
                              : "memory");
-            } else {
-                arrive(&landed[s], FULL - BYTES / 16);
-#pragma unroll 1
-                for (int i = 0; i < WORKERS; i++) slot[s][i] = in[r * WORKERS + i];
-                arrive(&landed[s], BYTES / 16);
+                continue;
             }
+            if (lane == 0) arrive(&landed[s], FULL - BYTES / 16);
+#pragma unroll 1
+            for (int i = 0; i < WORKERS && lane == (TWO ? 1 : 0); i++) {
+                slot[s][i] = in[r * WORKERS + i];
+            }
+            if (TWO) meet(COPIER);
+            if (lane == 0) arrive(&landed[s], BYTES / 16);
         }
     }
-    if (threadIdx.x >= WORKERS) return;
+    if (lane >= 0) return;
     int sum = 0;
 #pragma unroll 1
     for (int r = 0; r < ROUNDS; r++) {
@@ -113,15 +133,19 @@ int main(int argc, char **argv) {
     if (cudaMalloc(&from, sizeof in) || cudaMalloc(&to, sizeof out)) return 2;
     cudaMemcpy(from, in, sizeof in, cudaMemcpyHostToDevice);
     if (is("bulk"))
-        ring<true, false, false><<<1, THREADS>>>(from, to);
+        ring<BULK, false, false><<<1, THREADS>>>(from, to);
     else if (is("bulk-each"))
-        ring<true, true, false><<<1, THREADS>>>(from, to);
+        ring<BULK, true, false><<<1, THREADS>>>(from, to);
     else if (is("plain"))
-        ring<false, false, false><<<1, THREADS>>>(from, to);
+        ring<PLAIN, false, false><<<1, THREADS>>>(from, to);
     else if (is("plain-each"))
-        ring<false, true, false><<<1, THREADS>>>(from, to);
+        ring<PLAIN, true, false><<<1, THREADS>>>(from, to);
+    else if (is("plain-warp"))
+        ring<PLAIN_WARP, true, false><<<1, THREADS>>>(from, to);
+    else if (is("plain-meet"))
+        ring<PLAIN_MEET, true, false><<<1, THREADS>>>(from, to);
     else if (is("plain-race"))
-        ring<false, true, true><<<1, THREADS>>>(from, to);
+        ring<PLAIN, true, true><<<1, THREADS>>>(from, to);
     else
         named<<<1, THREADS>>>(from, to, is("named"));
     if (cudaMemcpy(out, to, sizeof out, cudaMemcpyDeviceToHost)) return 2;

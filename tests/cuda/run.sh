@@ -3,11 +3,12 @@
 # compute-sanitizer, memory, start, speed, profile. Builds what it runs, or takes what was built
 # elsewhere (a machine without libraries or network: all of it needs only a C library).
 #   tests/cuda/run.sh [--bin FOLDER] [--out FOLDER] [--seconds N] [--sanitizer PROGRAM]
-#                     [--build FOLDER] [step ...]
+#                     [--models FOLDER] [--build FOLDER] [step ...]
 # --build FOLDER only builds into it; --bin FOLDER takes the programs from there. Every step runs
 # even when one before it failed; a step whose tool is not on this machine is skipped and says so,
 # as is one that would begin after N seconds. PROGRAM is a compute-sanitizer, 2026.1 or newer for
-# racecheck (older ones report the decode kernel's barriers of 512 of 640 threads).
+# racecheck (older ones report the decode kernel's barriers of 512 of 640 threads). --models keeps
+# the random checkpoints of the real shape for the next run.
 # Results: FOLDER/<step>.log, and one JSON document, FOLDER/cuda.json, with machine, driver and
 # commit, and the same as tables in FOLDER/cuda.md. Exit status 1 when a check failed; a
 # goal of speed that was missed is only told.
@@ -15,7 +16,7 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 all=(doctor mini older real kernels memcheck racecheck synccheck long full memory start bench speed
     sweep ncu)
-bin= out=bench/cuda build= seconds=3600 sanitizer=compute-sanitizer steps=()
+bin= out=bench/cuda build= seconds=3600 sanitizer=compute-sanitizer models= steps=()
 while [ $# -gt 0 ]; do
     case $1 in
     --bin) bin=$2 && shift 2 ;;
@@ -23,6 +24,7 @@ while [ $# -gt 0 ]; do
     --build) build=$2 && shift 2 ;;
     --seconds) seconds=$2 && shift 2 ;;
     --sanitizer) sanitizer=$2 && shift 2 ;;
+    --models) models=$2 && shift 2 ;;
     *) steps+=("$1") && shift ;;
     esac
 done
@@ -217,7 +219,8 @@ in_shell() {
 }
 
 # ---- checks whose time does not matter, side by side -----------------------------------------
-four=$work/four.lily full=$work/all.lily
+mkdir -p "${models:=$work}"
+four=$models/four.lily full=$models/all.lily
 most=$((seconds / 2 < 300 ? seconds / 2 : 300)) # seconds for all of these
 for s in real older memcheck long full ncu; do
     wants $s && [ ! -e "$four" ] && "$core" synth --packed --layers 4 "$four"
@@ -241,9 +244,9 @@ sanitize() { # sanitize <name> <tool> <arguments of cuda-check...>
         --json "$work/$name.json" "$@"
 }
 # Racecheck takes minutes for what others do in a second, so it gets each kind of step once, without
-# the persistent kernel, whose ring it cannot follow; that with a ring which it can (plain_ring.cuh),
-# and the prompt kernels of 9.0 at the smallest shape that they take. The control tells what the
-# tool can follow and must find its two races.
+# the persistent kernel, whose ring it cannot follow; that with a ring which it can
+# (plain_ring.cuh), and the prompt kernels of 9.0 at the smallest shape that they take. The control
+# tells what the tool can follow and must find its two races.
 race() { # race <what> <most reports, or ""> <least> <program...>
     local what=$1 reports status left=$((seconds - SECONDS))
     [ $left -ge 2 ] || { echo "$what: no time left" && return 1; }
@@ -263,7 +266,9 @@ races() {
     for kind in named-race plain-race; do
         race "control $kind" "" 1 "$bin/racecheck_control" $kind || status=1
     done
-    for kind in bulk bulk-each plain; do race "control $kind" "" 0 "$bin/racecheck_control" $kind; done
+    for kind in bulk bulk-each plain plain-warp plain-meet; do
+        race "control $kind" "" 0 "$bin/racecheck_control" $kind
+    done
     race "decode kernel" 0 0 --kernel-name kns=decode_step "$bin/decode_race" few || status=1
     race "prompt kernels" 0 0 --kernel-name-exclude kns=plain_ --kernel-name-exclude kns=fill_ \
         "$bin/prefill_race" check || status=1
@@ -272,8 +277,8 @@ races() {
 in_all=$seconds
 seconds=$((SECONDS + most < seconds ? SECONDS + most : seconds))
 wants doctor && step doctor 60 "$core" doctor
-wants mini && step mini $most nice "$check" --json "$work/mini.json" &
-wants real && step real $most nice "$check" -m "$four" --against cpu --json "$work/real.json" &
+wants mini && step mini $most "$check" --json "$work/mini.json" &
+wants real && step real $most "$check" -m "$four" --against cpu --json "$work/real.json" &
 wants older && { older older $most "$check" --capability 80 --json "$work/older.json"
     older older-real $most "$check" --capability 80 -m "$four" --against cpu --json "$work/older-real.json"; } &
 wants long && { step long-real $most "$check" -m "$four" --json "$work/long-real.json" long
@@ -330,7 +335,14 @@ if wants ncu; then
     else
         skip ncu "it needs Nsight Compute"
     fi
-    [ -x "$bin/decode_cycles" ] && step decode-cycles 120 "$bin/decode_cycles" time 50
+    if [ -x "$bin/decode_cycles" ]; then
+        step decode-cycles 120 "$bin/decode_cycles" time 50
+        {
+            printf '**Stages of the decode kernel**, 40 layers: cycles from where a layer begins in a '
+            printf 'block to each mark (`docs/cuda-decode.md`), means over blocks and layers:\n\n'
+            sed 's/^/    /' "$out/decode-cycles.log"
+        } >>"$out/kernels.md"
+    fi
 fi
 wants bench && in_shell bench bench
 wants full && in_shell full full_card

@@ -58,16 +58,14 @@ struct embedded {
 extern struct embedded cuda_embedded[];
 #define FAKE_FILE(name)                                                                            \
     { "mini", name, name }
-struct embedded cuda_embedded[] = {FAKE_FILE("portable_attention"), FAKE_FILE("portable_deltanet"),
-                                   FAKE_FILE("portable_gemm"),      FAKE_FILE("portable_matvec"),
-                                   FAKE_FILE("portable_moe"),       FAKE_FILE("portable_norm"),
-                                   FAKE_FILE("portable_thin"),      FAKE_FILE("portable_sample"),
-                                   FAKE_FILE("portable_small"),     FAKE_FILE("portable_batch"),
-                                   FAKE_FILE("portable_batch_mix"), FAKE_FILE("batch_tiles"),
-                                   FAKE_FILE("decode_step"),        FAKE_FILE("prefill_norm"),
-                                   FAKE_FILE("prefill_route"),      FAKE_FILE("prefill_deltanet"),
-                                   FAKE_FILE("prefill_attention"),  FAKE_FILE("prefill_gemm"),
-                                   FAKE_FILE("prefill_small"),      {NULL, NULL, NULL}};
+struct embedded cuda_embedded[] = {
+    FAKE_FILE("portable_attention"), FAKE_FILE("portable_deltanet"),  FAKE_FILE("portable_gemm"),
+    FAKE_FILE("portable_matvec"),    FAKE_FILE("portable_moe"),       FAKE_FILE("portable_norm"),
+    FAKE_FILE("portable_thin"),      FAKE_FILE("portable_sample"),    FAKE_FILE("portable_small"),
+    FAKE_FILE("portable_batch"),     FAKE_FILE("portable_batch_mix"), FAKE_FILE("batch_tiles"),
+    FAKE_FILE("decode_step"),        FAKE_FILE("prefill_norm"),       FAKE_FILE("prefill_route"),
+    FAKE_FILE("prefill_deltanet"),   FAKE_FILE("prefill_attention"),  FAKE_FILE("prefill_gemm"),
+    FAKE_FILE("prefill_small"),      FAKE_FILE("decode_fuse"),        {NULL, NULL, NULL}};
 
 /* Every driver call that can fail begins with this. */
 static inline int fake_call(void) {

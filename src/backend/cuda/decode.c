@@ -7,7 +7,7 @@
 
 struct cuda_decode {
     CUfunction step;
-    CUdeviceptr block; /* the table of layers, scratch: one allocation */
+    CUdeviceptr block; /* the table of layers, out_scores, scratch: one allocation */
     struct decode_args args;
     uint32_t per_step; /* arrivals at the grid's barrier */
 };
@@ -20,18 +20,36 @@ static CUdeviceptr room(CUdeviceptr base, size_t *used, size_t bytes) {
     return base + at;
 }
 
-/* Adds up (base 0) or places what the kernel needs beside the weights. */
-static size_t place(const struct backend_model *m, CUdeviceptr base, struct decode_args *a) {
+/* Tiles of a layer's out_scores: those of a slice of 128 inputs, slices. */
+static int32_t score_tiles(const struct shape *s) {
+    int32_t rows = s->experts / DECODE_OUT_PARTS;
+    return (rows + TILE_SCORE_ROWS - 1) / TILE_SCORE_ROWS * DECODE_OUT_PARTS;
+}
+static int32_t out_slices(const struct shape *s, bool attention) {
+    return (attention ? s->q_dim : s->gdn_v_dim) / TILE_SCORE_COLS;
+}
+
+size_t cuda_decode_score_bytes(const struct backend_model *m, int32_t layer) {
+    const struct shape *s = model_shape(m);
+    int32_t slices = out_slices(s, shape_is_attention(s, layer));
+    return (size_t)slices * (size_t)score_tiles(s) * TILE_SCORE_BYTES;
+}
+
+/* Adds up (base 0) or places what the kernel needs beside the weights; scores: NULL, or where each
+ * layer's out_scores are. */
+static size_t place(const struct backend_model *m, CUdeviceptr base, struct decode_args *a,
+                    CUdeviceptr *scores) {
     const struct shape *s = model_shape(m);
     size_t blocks = (size_t)m->processors, head = (size_t)s->head_dim, f = sizeof(float), used = 0;
     int32_t gdn = s->conv_dim + s->gdn_v_dim + 2 * s->gdn_v_heads;
     int32_t attention = 2 * s->q_dim + 2 * s->kv_dim;
     struct decode_scratch *x = &a->x;
     size_t word = sizeof(struct decode_word);
-    x->h = room(base, &used, 4 * (size_t)s->hidden * sizeof(int64_t));
+    size_t sums = 2 * (size_t)s->hidden + (size_t)s->layers * (size_t)s->experts;
+    x->sums = room(base, &used, 2 * sums * sizeof(int64_t));
     x->kept = room(base, &used, blocks * DECODE_KEPT * f);
     x->proj = room(base, &used, (size_t)(gdn > attention ? gdn : attention) * word);
-    x->scores = room(base, &used, ((size_t)s->experts + 1) * word);
+    x->gate = room(base, &used, word);
     x->shared = room(base, &used, (size_t)s->shared_width * word);
     x->inner = room(base, &used, (size_t)s->top_k * (size_t)s->expert_width * word);
     x->parts = room(base, &used, blocks * 8 * head * f);
@@ -39,6 +57,10 @@ static size_t place(const struct backend_model *m, CUdeviceptr base, struct deco
     x->best = room(base, &used, sizeof(uint64_t));
     x->counter = room(base, &used, 3 * sizeof(uint32_t));
     a->layers = room(base, &used, (size_t)m->w->layers * sizeof(struct decode_layer));
+    for (int32_t l = 0; l < m->w->layers; l++) {
+        CUdeviceptr at = room(base, &used, cuda_decode_score_bytes(m, l));
+        if (scores) scores[l] = at;
+    }
     return used;
 }
 
@@ -61,27 +83,31 @@ static bool tiles_fit(const struct backend_model *m) {
     return fit;
 }
 
-/* One block a multiprocessor, more of them than routed jobs. */
+/* One block a multiprocessor, more of them than jobs of routed experts or of the output. */
 static bool suits(const struct backend_model *m) {
     const struct shape *s = model_shape(m);
-    return m->capability == 90 && m->shared_limit >= DECODE_SHARED &&
-           m->processors > s->top_k * (s->expert_width / DECODE_INNER) && tiles_fit(m);
+    int32_t gdn = out_slices(s, false), attention = out_slices(s, true);
+    int32_t out = DECODE_OUT_PARTS * (gdn > attention ? gdn : attention);
+    int32_t routed = s->top_k * (s->expert_width / DECODE_INNER);
+    return m->capability == 90 && m->shared_limit >= DECODE_SHARED && m->processors > routed &&
+           m->processors > out && tiles_fit(m);
 }
 
 size_t cuda_decode_bytes(const struct backend_model *m) {
     struct decode_args ignored;
-    return suits(m) ? place(m, 0, &ignored) : 0;
+    return suits(m) ? place(m, 0, &ignored, NULL) : 0;
 }
 
 int32_t cuda_decode_stages(const struct backend_model *m) {
     return 4 * m->gdn_layers + 5 * m->attention_layers + 1;
 }
 
-static struct decode_layer layer_of(const struct backend_model *m, int32_t l) {
+static struct decode_layer layer_of(const struct backend_model *m, int32_t l, CUdeviceptr scores) {
     const struct cuda_layer *from = &m->dw.layer[l];
     bool full = shape_is_attention(model_shape(m), l);
     return (struct decode_layer){.in = full ? from->qkv.codes : from->qkvz.codes,
                                  .out = full ? from->o.codes : from->out.codes,
+                                 .out_scores = scores,
                                  .gate_up = from->gate.codes,
                                  .down = from->down.codes,
                                  .shared_in = from->shared_gate.codes,
@@ -97,18 +123,46 @@ static struct decode_layer layer_of(const struct backend_model *m, int32_t l) {
                                  .gdn_norm = from->gdn_norm};
 }
 
+/* Router times output projection, made by the card from both as they lie there. */
+static int fuse(struct backend_model *m, const struct decode_layer *layers, lily_err *err) {
+    const struct shape *s = model_shape(m);
+    CUfunction f;
+    int rc = cuda_function(m->d, m->modules, "decode_fuse", "decode_fuse", 0, &f, err);
+    for (int32_t l = 0; l < m->w->layers && rc == LILY_OK; l++) {
+        struct decode_layer w = layers[l];
+        void *arguments[] = {&w.router, &w.post_norm, &w.out, &w.out_scores};
+        int32_t slices = out_slices(s, shape_is_attention(s, l));
+        rc = cuda_launch(m, f, (unsigned)score_tiles(s), (unsigned)slices, 1, DECODE_FUSE_THREADS,
+                         0, arguments, err);
+    }
+    return rc;
+}
+
+static int fill_table(struct backend_model *m, lily_err *err) {
+    struct decode_args *a = &m->decode->args;
+    size_t n = (size_t)m->w->layers;
+    struct decode_layer *layers = calloc(n, sizeof *layers);
+    CUdeviceptr *scores = calloc(n, sizeof *scores);
+    int rc = layers && scores ? LILY_OK : ERR_NOMEM(err, "CUDA decode");
+    if (rc == LILY_OK) {
+        place(m, m->decode->block, a, scores);
+        for (int32_t l = 0; l < m->w->layers; l++) layers[l] = layer_of(m, l, scores[l]);
+        CUresult r = m->d->to_device(a->layers, layers, n * sizeof *layers, m->stream);
+        rc = cuda_check(m->d, r, "decode step", err);
+    }
+    if (rc == LILY_OK) rc = fuse(m, layers, err);
+    if (rc == LILY_OK) rc = cuda_check(m->d, m->d->stream_wait(m->stream), "decode step", err);
+    free(layers);
+    free(scores);
+    return rc;
+}
+
 static int fill(struct backend_model *m, lily_err *err) {
     struct cuda_decode *x = m->decode;
     struct decode_args *a = &x->args;
-    size_t n = (size_t)m->w->layers;
-    struct decode_layer *layers = calloc(n, sizeof *layers);
-    if (!layers) return ERR_NOMEM(err, "CUDA decode");
-    place(m, x->block, a);
-    for (int32_t l = 0; l < m->w->layers; l++) layers[l] = layer_of(m, l);
     CUresult r = m->d->fill8(x->block, 0, cuda_decode_bytes(m), m->stream);
-    if (r == 0) r = m->d->to_device(a->layers, layers, n * sizeof *layers, m->stream);
-    if (r == 0) r = m->d->stream_wait(m->stream);
-    free(layers);
+    int rc = cuda_check(m->d, r, "decode step", err);
+    if (rc == LILY_OK) rc = fill_table(m, err);
     a->lm_head = m->dw.lm_head.codes;
     a->embed = m->dw.embed;
     a->final_norm = m->dw.final_norm;
@@ -118,7 +172,7 @@ static int fill(struct backend_model *m, lily_err *err) {
     a->n_layers = m->w->layers;
     a->vocab_used = m->sampled_below;
     x->per_step = (uint32_t)m->attention_layers * (uint32_t)m->processors;
-    return cuda_check(m->d, r, "decode step", err);
+    return rc;
 }
 
 static void close_decode(struct backend_model *m) {

@@ -153,7 +153,10 @@ void cuda_step_bytes(const struct backend_model *m, const struct plan_query *q, 
     const struct shape *s = model_shape(m);
     int32_t sessions = q->sessions > 1 ? q->sessions : 1, rows = q->tokens * sessions;
     uint64_t n = (uint64_t)rows, h = (uint64_t)s->hidden, f = sizeof(float);
-    for (int32_t l = 0; l < m->w->layers; l++) add_layer(m, l, rows, p);
+    for (int32_t l = 0; l < m->w->layers; l++) {
+        add_layer(m, l, rows, p);
+        if (rows == 1 && m->decode) p->read_bytes += cuda_decode_score_bytes(m, l);
+    }
     struct cuda_mat row = m->dw.embed;
     row.rows = 1;
     uint64_t embed = mat_bytes(row) * n, head = head_bytes(m);

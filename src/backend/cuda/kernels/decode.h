@@ -9,6 +9,7 @@
 struct decode_layer {
     DEV(const uint8_t) in;         /* wide: qkv, z, b, a one below the other; or q, k, v */
     DEV(const uint8_t) out;        /* wide, slice-major: [slice of 128 inputs][row tile] */
+    DEV(const uint8_t) out_scores; /* score: router times out, [slice of 128 inputs][quarter] */
     DEV(const uint8_t) gate_up;    /* wide, per expert: rows gate 0, up 0, gate 1, up 1, ... */
     DEV(const uint8_t) down;       /* down, per expert: [slice of 32 inputs][128 rows] */
     DEV(const uint8_t) shared_in;  /* wide, as gate_up */
@@ -33,14 +34,14 @@ struct decode_word {
 
 /* Scratch between stages; all of it in device memory, alive during one step. */
 struct decode_scratch {
-    DEV(long long)
-    h;               /* [2][2][H] sums that make the residual stream, see residual_at: of steps
-                        in turn; of mixers, of experts. Those of the next step are 0 */
-    DEV(float) kept; /* [blocks][DECODE_KEPT] see Worker::kept */
+    /* Of two steps in turn, those of the next one 0: [2][H] of mixers and of experts, which make
+     * the residual stream (residual_at), then [layers][E] scores without the norm's factor. */
+    DEV(long long) sums;
+    DEV(float) kept;                /* [blocks][DECODE_KEPT] see Worker::kept */
     DEV(struct decode_word) proj;   /* [widest projection] */
-    DEV(struct decode_word) scores; /* [E + 1] router's, then the shared gate's */
+    DEV(struct decode_word) gate;   /* of the shared expert, before the sigmoid */
     DEV(struct decode_word) shared; /* [shared_width] inner activations of the shared expert */
-    DEV(struct decode_word) inner;  /* [top_k][expert_width] of the chosen ones, weighted */
+    DEV(struct decode_word) inner;  /* [top_k][expert_width] of the chosen ones */
     DEV(float) parts;               /* [blocks][8][head_dim] partial attention */
     DEV(float) parts_ml;            /* [q_heads][blocks / kv_heads][2] maximum and sum of each */
     DEV(unsigned long long) best;   /* largest logit and its row; 0 between steps */
@@ -68,12 +69,14 @@ struct decode_args {
 
 enum {
     DECODE_THREADS = 640,
+    DECODE_FUSE_THREADS = 256,  /* of decode_fuse */
     DECODE_SHARED = 227 * 1024, /* bytes of shared memory, all that a block may have */
     DECODE_FIXED_BITS = 26,
     DECODE_COUNT_BITS = 8,  /* of a sum: how many contributions it has */
     DECODE_KEPT = 16 * 128, /* of 16 warps */
     DECODE_MARKS = 12,
-    DECODE_INNER = 32 /* inner units of an expert per block */
+    DECODE_INNER = 32,   /* inner units of an expert per block */
+    DECODE_OUT_PARTS = 4 /* blocks that share a slice of out */
 };
 
 #endif

@@ -24,17 +24,25 @@ __host__ __device__ constexpr int row_tiles(int rows) {
     return (rows + 31) / 32;
 }
 constexpr int GDN_ROWS = CONV + VDIM + 2 * VHEADS, ATTN_ROWS = 2 * QDIM + 2 * KVDIM;
-constexpr int OUT_PARTS = 4;                  /* blocks that share a slice of out */
-constexpr int OUT_TILES = H / 32 / OUT_PARTS; /* tiles of one of them */
+constexpr int OUT_PARTS = DECODE_OUT_PARTS;                  /* blocks that share a slice of out */
+constexpr int OUT_TILES = H / 32 / OUT_PARTS;                /* tiles of one of them */
+constexpr int GDN_SLICES = VHEADS, ATTN_SLICES = QDIM / 128; /* of out's inputs */
+constexpr int SCORE_ROWS = EXPERTS / OUT_PARTS;              /* scores of one of them */
+constexpr int SCORE_TILES = (SCORE_ROWS + TILE_SCORE_ROWS - 1) / TILE_SCORE_ROWS;
+constexpr int SCORE_BYTES = SCORE_TILES * TILE_SCORE_BYTES;
 constexpr int INNER = DECODE_INNER;
 constexpr int EXPERT_JOBS = SHAPE_EXPERT_WIDTH / INNER, ROUTED_JOBS = TOP_K * EXPERT_JOBS;
 constexpr int SHARED_SLICES = SHAPE_SHARED_WIDTH / INNER;
 constexpr int DOWN_TILES = H / TILE_DOWN_ROWS; /* of one slice of 32 inputs */
 constexpr int SHARED_TILES = row_tiles(2 * SHAPE_SHARED_WIDTH);
-constexpr int ROUTER_TILES = (EXPERTS + 1 + TILE_BYTE_ROWS - 1) / TILE_BYTE_ROWS;
+constexpr int ROUTER_TILES = EXPERTS / TILE_BYTE_ROWS; /* rows; then those of the shared gate */
+constexpr int ROUTER_JOB = 2;                          /* tiles of a block */
+constexpr int ROUTER_JOBS = ROUTER_TILES * SLICES / ROUTER_JOB;
 static_assert(WARPS % SLICES == 0, "a warp keeps one slice");
 static_assert(SHAPE_GDN_HEAD_DIM == 128 && HEAD == 256, "head sizes of this family");
-static_assert(OUT_TILES <= WARPS && DOWN_TILES <= WARPS, "one tile a warp");
+static_assert(OUT_TILES <= WARPS && DOWN_TILES <= WARPS && SCORE_TILES <= WARPS, "one a warp");
+static_assert(EXPERTS % TILE_BYTE_ROWS == 0 && EXPERTS % OUT_PARTS == 0, "whole tiles, quarters");
+static_assert(SLICES % ROUTER_JOB == 0, "of the same rows");
 static_assert(SHARED_SLICES >= 1 && SHAPE_EXPERT_WIDTH % INNER == 0, "whole slices");
 
 /* ---- the ring ---------------------------------------------------------------------------------
@@ -50,6 +58,9 @@ __host__ __device__ constexpr int chunks(int tiles, int per) {
 }
 constexpr int EXPERT_IN_CHUNKS = chunks(2 * SLICES, SLOT_TILES);
 constexpr int DOWN_CHUNKS = chunks(DOWN_TILES, DOWN_PER_SLOT);
+constexpr int SHARED_CHUNKS = chunks(SLICES, SLOT_TILES);
+constexpr int OUT_CHUNKS = chunks(OUT_TILES, SLOT_TILES); /* behind one with its scores */
+static_assert(SCORE_BYTES <= SLOT, "one chunk");
 
 struct Share { /* [first, first + n) of something */
     int first, n;
@@ -71,8 +82,8 @@ struct Shared {
     unsigned long long full[SLOTS], empty[SLOTS];
     float squares[WARPS];
     float cosine[SHAPE_ROTARY_DIM / 2], sine[SHAPE_ROTARY_DIM / 2];
-    float route_weight;
-    int chosen;
+    int chosen;            /* this block's expert */
+    float top[TOP_K];      /* scores of the chosen ones, before the norm's factor */
     float scores[EXPERTS]; /* the producer's */
     cuda_slot slot;
     decode_layer layers[2]
@@ -96,9 +107,9 @@ __device__ __forceinline__ void sync_consumers() {
 /* A barrier of the grid costs 1,200 to 2,600 cycles until a block's writes have reached memory, and
  * as much again until the others know and read them. So there is one only where partial attention
  * is handed over. All else tells by itself that it has arrived: words by their tags, sums by their
- * count. No one overwrites what others still read: all blocks add to the experts' sum after their
- * mixer and router have read what they need, all add to the mixers' after they have read the
- * experts', and who writes has seen the sum before complete. */
+ * count. No one overwrites what others still read: all blocks add to the experts' sum after they
+ * have read the mixers' and what their mixer needs, all add to the mixers' after they have read the
+ * experts', and who writes has seen the sum before complete. Scores have a sum of each layer. */
 
 /* All consumers have come here (sync_consumers) before thread 0 tells the grid. */
 __device__ __forceinline__ void grid_arrive(unsigned *counter) {
@@ -197,22 +208,35 @@ __device__ __forceinline__ float from_fixed(long long sum, unsigned contribution
     return __ll2float_rn((sum - (long long)contributions) >> DECODE_COUNT_BITS) * (1 / ONE);
 }
 
+/* Whether a sum has so many contributions. */
+__device__ __forceinline__ bool look_sum(const long long *from, unsigned contributions,
+                                         float &value) {
+    long long sum;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(sum) : "l"(from) : "memory");
+    value = from_fixed(sum, contributions);
+    return (((unsigned)sum ^ contributions) & COUNTED) == 0;
+}
+
 /* Within a slice of 128 values, values 4 l and 4 l + 1 of all l come first, then the other two: a
  * lane that reads four of them reads 16 bytes beside its neighbour's each time. */
 __host__ __device__ __forceinline__ int residual_at(int row) {
     int e = row % 128;
     return row / 128 * 128 + (e >> 1 & 1) * 64 + e / 4 * 2 + (e & 1);
 }
-constexpr int SUM = H;                   /* integers of a sum */
+constexpr int SUM = H;                   /* integers of a sum of the residual stream */
 constexpr int PART_ROWS = H / OUT_PARTS; /* of the output projection in one block */
+constexpr int STEP_SUMS = 2 * SUM + SHAPE_LAYERS * EXPERTS; /* of a step */
+__device__ __forceinline__ long long *step_sums(const decode_args &a, uint32_t step) {
+    return a.x.sums + (step & 1) * STEP_SUMS;
+}
 
-__device__ __forceinline__ void residual_add(long long *h, float x, unsigned *bad) {
+__device__ __forceinline__ void sum_add(long long *sum, float x, unsigned *bad) {
     if (!(fabsf(x) < LARGEST)) {
         *bad = 1;
         x = 0;
     }
     long long v = __float2ll_rn(x * ONE) * (COUNTED + 1) + 1;
-    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(h), "l"(v) : "memory");
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(sum), "l"(v) : "memory");
 }
 
 /* ---- products ---------------------------------------------------------------------------------
@@ -227,6 +251,12 @@ __device__ __forceinline__ void mma(int (&c)[4], uint32_t a0, uint32_t a1, uint3
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_signed(int (&c)[4], const uint4 &a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
 /* A slice of 128 activations as this lane's part of the right operand. Lane 4 n + t holds byte
@@ -301,29 +331,43 @@ __device__ __forceinline__ void take_slice(const Quantised &from, Slice &out) {
     out.sum = from.sum[t & 1];
 }
 
-/* One wide tile times a slice: the lane's row of 32. */
-__device__ __forceinline__ float wide_tile(const unsigned char *tile, const Slice &x) {
-    int lane = threadIdx.x & 31;
-    const uint4 *codes = reinterpret_cast<const uint4 *>(tile) + lane;
-    int even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0}; /* odd inputs' codes are 16-fold */
-    constexpr uint32_t M = 0x0f0f0f0fu, N = 0xf0f0f0f0u;
+/* Wide tiles times a slice: the lane's row of 32 of each. */
+template <int N>
+__device__ __forceinline__ void wide_tiles(const unsigned char *const (&tile)[N], const Slice &x,
+                                           float (&y)[N]) {
+    const int lane = threadIdx.x & 31;
+    int even[N][4] = {}, odd[N][4] = {}; /* odd inputs' codes are 16-fold */
+    constexpr uint32_t M = 0x0f0f0f0fu, O = 0xf0f0f0f0u;
 #pragma unroll
     for (int set = 0; set < 2; set++) {
         const uint32_t(&b)[8] = set ? x.second : x.first;
-        uint4 p = codes[64 * set], q = codes[64 * set + 32];
-        mma(even, p.x & M, q.x & M, p.y & M, q.y & M, b[0], b[1]);
-        mma(odd, p.x & N, q.x & N, p.y & N, q.y & N, b[4], b[5]);
-        mma(even, p.z & M, q.z & M, p.w & M, q.w & M, b[2], b[3]);
-        mma(odd, p.z & N, q.z & N, p.w & N, q.w & N, b[6], b[7]);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const uint4 *codes = reinterpret_cast<const uint4 *>(tile[i]) + lane;
+            uint4 p = codes[64 * set], q = codes[64 * set + 32];
+            mma(even[i], p.x & M, q.x & M, p.y & M, q.y & M, b[0], b[1]);
+            mma(odd[i], p.x & O, q.x & O, p.y & O, q.y & O, b[4], b[5]);
+            mma(even[i], p.z & M, q.z & M, p.w & M, q.w & M, b[2], b[3]);
+            mma(odd[i], p.z & O, q.z & O, p.w & O, q.w & O, b[6], b[7]);
+        }
     }
-    uint2 pair = reinterpret_cast<const uint2 *>(tile + TILE_CODES)[lane];
-    int sum0 = (even[0] * 16 + odd[0]) * 256 + (even[1] * 16 + odd[1]);
-    int sum1 = (even[2] * 16 + odd[2]) * 256 + (even[3] * 16 + odd[3]);
-    float y0 = fmaf(bf16_low(pair.x) * x.scale, (float)sum0, bf16_high(pair.x) * x.sum);
-    float y1 = fmaf(bf16_low(pair.y) * x.scale, (float)sum1, bf16_high(pair.y) * x.sum);
-    bool upper = lane & 1;
-    float other = __shfl_xor_sync(~0u, upper ? y0 : y1, 1);
-    return (upper ? y1 : y0) + other;
+    const bool upper = lane & 1;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        uint2 pair = reinterpret_cast<const uint2 *>(tile[i] + TILE_CODES)[lane];
+        int sum0 = (even[i][0] * 16 + odd[i][0]) * 256 + (even[i][1] * 16 + odd[i][1]);
+        int sum1 = (even[i][2] * 16 + odd[i][2]) * 256 + (even[i][3] * 16 + odd[i][3]);
+        float y0 = fmaf(bf16_low(pair.x) * x.scale, (float)sum0, bf16_high(pair.x) * x.sum);
+        float y1 = fmaf(bf16_low(pair.y) * x.scale, (float)sum1, bf16_high(pair.y) * x.sum);
+        float other = __shfl_xor_sync(~0u, upper ? y0 : y1, 1);
+        y[i] = (upper ? y1 : y0) + other;
+    }
+}
+__device__ __forceinline__ float wide_tile(const unsigned char *tile, const Slice &x) {
+    const unsigned char *const tiles[1] = {tile};
+    float y[1];
+    wide_tiles(tiles, x, y);
+    return y[0];
 }
 
 /* One byte tile: rows 2 (lane / 4) + lane % 2, in lanes whose t is 0 or 1. */
@@ -348,6 +392,26 @@ __device__ __forceinline__ float byte_tile(const unsigned char *tile, const Slic
     bool upper = lane & 1;
     float other = __shfl_xor_sync(~0u, upper ? y0 : y1, 1);
     return (upper ? y1 : y0) + other;
+}
+
+/* One score tile: rows as of a byte tile. A code is 256 signed upper + unsigned lower byte. */
+__device__ __forceinline__ float score_tile(const unsigned char *tile, const Slice &x) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const uint4 *upper = reinterpret_cast<const uint4 *>(tile) + lane;
+    const uint4 *lower = reinterpret_cast<const uint4 *>(tile + TILE_SCORE_PLANE) + lane;
+    int c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint4 p = upper[32 * i], q = lower[32 * i];
+        mma_signed(c, p, x.first[2 * i], x.first[2 * i + 1]);
+        mma(d, q.x, q.y, q.z, q.w, x.first[2 * i], x.first[2 * i + 1]);
+    }
+    float2 scale = reinterpret_cast<const float2 *>(tile + 2 * TILE_SCORE_PLANE)[2 * g + (t & 1)];
+    float y0 = fmaf((float)c[0], 65536.0f, (float)((c[1] + d[0]) * 256 + d[1])) * scale.x;
+    float y1 = fmaf((float)c[2], 65536.0f, (float)((c[3] + d[2]) * 256 + d[3])) * scale.y;
+    const bool odd = lane & 1;
+    float other = __shfl_xor_sync(~0u, odd ? y0 : y1, 1);
+    return ((odd ? y1 : y0) + other) * (x.scale * 16.0f);
 }
 
 /* 32 activations for down tiles, one a lane. */

@@ -92,6 +92,7 @@ __device__ __forceinline__ void delta_front(Worker &w, int layer, const decode_l
     w.mark(1);
 
     /* r = S^T k and p = S^T q over this warp's 8 rows; this lane has 4 columns. */
+    w.run.slot = STATE_SLOT;
     const float4 *rows =
         reinterpret_cast<const float4 *>(w.chunk(w.warp >> 2)) + (w.warp & 3) * 8 * 32 + w.lane;
     w.mark(2);
@@ -115,7 +116,6 @@ __device__ __forceinline__ void delta_front(Worker &w, int layer, const decode_l
     float4 k4 = reinterpret_cast<const float4 *>(g.k)[w.lane];
     float kn = rsqrtf(warp_sum(dot4(k4, k4)) + 1e-6f);
     if (w.tid == 0) g.kn = kn;
-    w.run.slot = step_slot(w.run, w.run.slot, STATE_SLOTS);
     sync_consumers();
     w.mark(3);
 
@@ -134,10 +134,9 @@ __device__ __forceinline__ void delta_shadow(Worker &w, int layer) {
     GdnShared &g = *reinterpret_cast<GdnShared *>(w.s.work);
     const int head = (int)blockIdx.x / OUT_PARTS, part = (int)blockIdx.x % OUT_PARTS;
     const int kind = kind_index(layer), what = w.tid >> 7;
-    const int slot = w.s.project_chunks[0] % SLOTS; /* of the state's first chunk */
     if (w.warp >= 12) {
         const int row = 32 * part + 8 * (w.warp & 3); /* the first of eight */
-        const unsigned char *chunk = w.s.ring + step_slot(w.run, slot, part) * SLOT;
+        const unsigned char *chunk = w.s.ring + (STATE_SLOT + part) * SLOT;
         const float4 *rows =
             reinterpret_cast<const float4 *>(chunk) + (w.warp & 3) * 8 * 32 + w.lane;
         float4 d = reinterpret_cast<const float4 *>(g.d)[w.lane];
@@ -152,7 +151,7 @@ __device__ __forceinline__ void delta_shadow(Worker &w, int layer) {
                           fmaf(k, d.z, decay * x.z), fmaf(k, d.w, decay * x.w)};
         }
     }
-    w.leave_from(slot, STATE_SLOTS);
+    w.leave_from(STATE_SLOT, STATE_SLOTS);
     if (part == 0 && (what == 2 || (what < 2 && head % 2 == 0))) {
         int channel = gdn_channel(w.tid, head);
         const float *from = &g.parts[0][0][0] + w.tid;

@@ -23,10 +23,22 @@ __device__ __forceinline__ int kind_index(int layer) {
     return is_attention(layer) ? before : layer - before;
 }
 
-/* Output projection: block 4 s + q has rows of quarter q of slice s. */
+/* Output projection: block 4 s + q has rows of quarter q of slice s, and the quarter's scores. */
 __device__ __forceinline__ bool has_out(bool attention) {
-    return (int)blockIdx.x < OUT_PARTS * (attention ? QDIM / 128 : VHEADS);
+    return (int)blockIdx.x < OUT_PARTS * (attention ? ATTN_SLICES : GDN_SLICES);
 }
+
+/* The router times the residual stream before the mixer: tiles [ROUTER_JOB b, ROUTER_JOB (b + 1)),
+ * which are slices of the same rows. */
+__device__ __forceinline__ bool has_router() {
+    return (int)blockIdx.x < ROUTER_JOBS;
+}
+
+/* Each of the two adds to a score, by slices: of out's inputs, of the residual stream. */
+__device__ __forceinline__ unsigned score_contributions(bool attention) {
+    return (attention ? ATTN_SLICES : GDN_SLICES) + SLICES;
+}
+static_assert(ATTN_SLICES + SLICES <= COUNTED && GDN_SLICES + SLICES <= COUNTED, "can be counted");
 
 constexpr int ATTN_STEP = 64;
 
@@ -63,14 +75,21 @@ __device__ __forceinline__ void plan_block(Shared &s, int i, int pos) {
     if (i == 1) s.context = context_of(pos + 1);
 }
 
-/* Slots. Within a layer the chunks of the projection, of the mixer and of router and shared expert
- * take slots 0, 1, 2 ... in turn. The next layer's projection begins at slot 0 again, and its first
- * chunks are fetched before the experts', whose addresses are not known until the router has
- * spoken; the experts take turns in the other slots, so that what follows finds room as soon as
- * their first half is done. */
+/* Slots. A layer's projection takes slots 0, 1, 2 ... in turn, and so do the router's tiles and a
+ * context; all else has slots of its own, so that nothing waits for a chunk that is left later:
+ * the state the last four, scores and output projection those before, which the projection leaves;
+ * the shared expert's first half the last of the first four. The experts, whose addresses are known
+ * before that is multiplied, take turns in all others, and the next projection begins at 0. */
 constexpr int EARLY = 4;
+constexpr int SHARED_SLOT = EARLY - SHARED_CHUNKS, OUT_SLOT = EARLY;
+constexpr int STATE_SLOT = SLOTS - STATE_SLOTS;
+/* Chunks of the next projection that come before the experts, while the scores are waited for. */
+__device__ __forceinline__ int early_chunks() {
+    return (int)blockIdx.x <= SHARED_TILES ? SHARED_SLOT : EARLY;
+}
 constexpr int EXPERT_SLOTS = SLOTS - EARLY;
 static_assert(EXPERT_IN_CHUNKS + DOWN_CHUNKS <= EXPERT_SLOTS, "a routed expert fits");
+static_assert(SHARED_SLOT >= 0 && OUT_SLOT + 1 + OUT_CHUNKS <= STATE_SLOT, "all apart");
 
 } /* namespace decode */
 

@@ -1,6 +1,6 @@
 /* The producer warp: streams everything this block reads from memory in bulk into the ring, ahead
- * of the grid's barriers. Only the routed experts must wait for their stage: the producer itself
- * reads the router's scores and chooses the experts. */
+ * of the consumers. Only the routed experts must wait for the mixer: the producer itself reads the
+ * scores and chooses the experts. */
 #ifndef LILY_CUDA_DECODE_PRODUCER_CUH
 #define LILY_CUDA_DECODE_PRODUCER_CUH
 
@@ -10,20 +10,19 @@ namespace decode {
 
 /* Chunks on their way at once while barriers are waited for: more would delay the barriers' own
  * traffic. Experts and head are waited for themselves and come as fast as they can. */
-constexpr int IN_FLIGHT = 2;
+constexpr int IN_FLIGHT = 3;
 
 struct Producer {
     Shared &s;
     unsigned phases; /* bit i: parity of the next use of slot i */
-    Run run;
+    int first, slot; /* of a run of slots up to the last one, used in turn; the next */
     bool eager;      /* no limit */
     unsigned flying; /* the last chunks' slots, 8 bits each: slot + 16 parity; 0xff: none */
 
-    __device__ __forceinline__ void begin_run(int base, int mod, int slot) {
-        run = {base, mod, slot};
+    __device__ __forceinline__ void begin_run(int first_slot, int next) {
+        first = first_slot, slot = next;
     }
     __device__ __forceinline__ unsigned char *begin(unsigned bytes) {
-        int slot = run.slot;
         unsigned phase = phases >> slot & 1;
         barrier_wait(&s.empty[slot], phase ^ 1);
         unsigned old = flying >> (8 * (IN_FLIGHT - 1)) & 0xff;
@@ -37,9 +36,9 @@ struct Producer {
         return s.ring + slot * SLOT;
     }
     __device__ __forceinline__ void copy(unsigned char *to, const void *from, unsigned bytes) {
-        bulk_copy(to, from, bytes, &s.full[run.slot]);
+        bulk_copy(to, from, bytes, &s.full[slot]);
     }
-    __device__ __forceinline__ void end() { run.slot = step_slot(run, run.slot, 1); }
+    __device__ __forceinline__ void end() { slot = slot + 1 < SLOTS ? slot + 1 : first; }
 };
 static_assert(IN_FLIGHT <= 4, "fits into a word");
 
@@ -62,16 +61,19 @@ template <int N> __device__ __forceinline__ void sort_down(uint32_t (&key)[N]) {
     }
 }
 
-/* The eight largest scores, ties to the lower index; this block's expert among them and its weight,
- * a softmax over the eight. Scores are first compared by their upper 24 bits, with the expert's
- * number below them; where that leaves the eighth and the ninth undecided, by all bits. All lanes
- * take part. Which of the eight is whose does not matter, so their order does not either. Must
- * agree to the id with route_row (routing.cuh) and choose_experts (batch_experts.cuh); its scores
- * are words that others are still writing, and the whole grid waits for it. */
-__device__ __forceinline__ void choose(const decode_word *scores, uint32_t tag, bool wait,
-                                       Shared &s) {
+/* The eight largest scores, ties to the lower index, and this block's expert among them. The norm's
+ * factor is missing in all of them, which does not change their order. They are first compared by
+ * their upper 24 bits, with the expert's number below them; where that leaves the eighth and the
+ * ninth undecided, by all bits. All lanes take part. Which of the eight is whose does not matter,
+ * so their order does not either. Must agree to the id with route_row (routing.cuh) and
+ * choose_experts (batch_experts.cuh); its scores are sums to which others are still adding, and the
+ * whole grid waits for it. */
+__device__ __forceinline__ void choose(const decode_args &a, int layer, Shared &s) {
     constexpr int N = EXPERTS / 32;
     int lane = threadIdx.x & 31;
+    asm volatile("" : "+r"(lane)); /* what follows from it is not kept until the next layer */
+    const long long *scores = step_sums(a, a.step) + 2 * SUM + layer * EXPERTS;
+    const unsigned contributions = score_contributions(is_attention(layer));
     uint32_t whole[N], key[N];
 #pragma unroll 1
     for (unsigned spin = 0;; spin++) {
@@ -79,10 +81,10 @@ __device__ __forceinline__ void choose(const decode_word *scores, uint32_t tag, 
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float score;
-            all &= look_word(scores + lane + 32 * i, tag, score);
+            all &= look_sum(scores + lane + 32 * i, contributions, score);
             whole[i] = __float_as_uint(score);
         }
-        if (all || !wait) break;
+        if (all) break;
         if (spin == SPIN_LIMIT) __trap();
     }
     __syncwarp();
@@ -126,15 +128,9 @@ __device__ __forceinline__ void choose(const decode_word *scores, uint32_t tag, 
         }
     }
     __syncwarp();
-    float score = s.scores[expert & (EXPERTS - 1)], top = lane < TOP_K ? score : -3.0e38f;
-#pragma unroll
-    for (int d = TOP_K / 2; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-    float weight = __expf(score - top), sum = weight;
-#pragma unroll
-    for (int d = TOP_K / 2; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
-    if (lane == (int)blockIdx.x / EXPERT_JOBS) {
-        s.route_weight = weight / sum;
-        s.chosen = expert;
+    if (lane < TOP_K) {
+        s.top[lane] = s.scores[expert];
+        if (lane == (int)blockIdx.x / EXPERT_JOBS) s.chosen = expert;
     }
     __syncwarp();
 }
@@ -170,7 +166,8 @@ __device__ __forceinline__ void issue_tiles(Producer &p, const Piece &piece) {
          at += piece.chunk, from += DOWN_PER_SLOT * piece.stride) {
         unsigned bytes = min(piece.chunk, piece.bytes - at);
         if (lane == 0) p.begin(bytes);
-        int slot = __shfl_sync(~0u, p.run.slot, 0);
+        __syncwarp(); /* lane 0 has waited until the slot was left */
+        int slot = __shfl_sync(~0u, p.slot, 0);
         if (lane < (int)(bytes / TILE_DOWN_BYTES)) {
             bulk_copy(p.s.ring + slot * SLOT + lane * TILE_DOWN_BYTES, from, TILE_DOWN_BYTES,
                       &p.s.full[slot]);
@@ -180,7 +177,7 @@ __device__ __forceinline__ void issue_tiles(Producer &p, const Piece &piece) {
 }
 
 /* The parts of a layer's stream, in order. */
-enum Part { REST, MIXER, OUT, ROUTER, NEXT, FIRST_HALF, SECOND_HALF, PARTS };
+enum Part { REST, ROUTER, MIXER, SCORES, OUT, SHARED_IN, NEXT, FIRST_HALF, SECOND_HALF, PARTS };
 
 /* Rows of keys and values before this token, whose own row comes from its projection. */
 __device__ __forceinline__ Piece context_piece(const Shared &s, int layer) {
@@ -195,19 +192,28 @@ __device__ __forceinline__ Piece context_piece(const Shared &s, int layer) {
             0};
 }
 
-/* Part of layer `layer`; kind: 0 DeltaNet, 1 attention, 2 head, of this layer and the next. */
-__device__ __forceinline__ Piece piece_of(const Shared &s, Part part, int layer, int kind, int next,
-                                          const uint8_t *next_tiles, bool routed, int slice) {
+/* 0 DeltaNet, 1 attention, 2 head. */
+__device__ __forceinline__ int kind_of(const decode_args &a, int layer) {
+    return layer == a.n_layers ? 2 : is_attention(layer);
+}
+
+__device__ __forceinline__ Piece piece_of(const decode_args &a, const Shared &s, Part part,
+                                          int layer, bool routed, int slice) {
     constexpr unsigned DOWN_SLICE = DOWN_TILES * TILE_DOWN_BYTES;
-    constexpr unsigned IN = 2 * SLICES * TILE_WIDE_BYTES;
+    constexpr unsigned IN = 2 * SLICES * TILE_WIDE_BYTES, BYTE_ROW = SLICES * TILE_BYTE_BYTES;
     const decode_layer &w = s.layers[1][0];
-    const int b = blockIdx.x;
+    int b = blockIdx.x;
+    asm volatile("" : "+r"(b)); /* see choose */
+    const bool attention = is_attention(layer);
     Piece p = {nullptr, nullptr, 0, SLOT, -1, 0};
     if (part == REST || part == NEXT) {
-        int of = part == REST ? kind : next;
-        Share share = s.project[of];
-        unsigned bytes = (unsigned)share.n * SLICES * TILE_WIDE_BYTES, split = EARLY * SLOT;
-        p.from = (part == NEXT || kind == 2 ? next_tiles : w.in) +
+        int of = part == REST ? layer : layer + 1, kind = kind_of(a, of);
+        Share share = s.project[kind];
+        unsigned bytes = (unsigned)share.n * SLICES * TILE_WIDE_BYTES;
+        unsigned split = (unsigned)early_chunks() * SLOT;
+        p.from = (kind == 2      ? a.lm_head
+                  : part == REST ? w.in
+                                 : a.layers[of].in) +
                  (size_t)share.first * SLICES * TILE_WIDE_BYTES;
         if (part == NEXT) {
             p.bytes = min(bytes, split);
@@ -215,22 +221,27 @@ __device__ __forceinline__ Piece piece_of(const Shared &s, Part part, int layer,
             p.from += split;
             p.bytes = bytes - split;
         }
+    } else if (part == ROUTER) {
+        p.from = w.router + (size_t)b * (ROUTER_JOB * TILE_BYTE_BYTES);
+        p.bytes = has_router() ? ROUTER_JOB * TILE_BYTE_BYTES : 0;
     } else if (part == MIXER) {
-        if (kind == 1) return context_piece(s, layer);
+        if (attention) return context_piece(s, layer);
         p.chunk = STATE_CHUNK;
         p.from = reinterpret_cast<const uint8_t *>(
             s.slot.state_in + ((size_t)kind_index(layer) * VHEADS + b / OUT_PARTS) * (128 * 128));
         p.bytes = has_out(false) ? STATE_SLOTS * STATE_CHUNK : 0;
+    } else if (part == SCORES) {
+        p.from = w.out_scores + (size_t)b * SCORE_BYTES;
+        p.bytes = has_out(attention) ? SCORE_BYTES : 0;
     } else if (part == OUT) {
         p.from = w.out + (size_t)b * (OUT_TILES * TILE_WIDE_BYTES);
-        p.bytes = has_out(kind == 1) ? OUT_TILES * TILE_WIDE_BYTES : 0;
-    } else if (part == ROUTER) {
-        bool shared = b < SHARED_TILES;
-        unsigned each = SLICES * (shared ? TILE_WIDE_BYTES : TILE_BYTE_BYTES);
-        p.from =
-            shared ? w.shared_in + (size_t)b * each : w.router + (size_t)(b - SHARED_TILES) * each;
-        p.bytes = b < SHARED_TILES + ROUTER_TILES ? each : 0;
-        p.chunk = shared ? SLOT : BYTE_PER_SLOT * TILE_BYTE_BYTES;
+        p.bytes = has_out(attention) ? OUT_TILES * TILE_WIDE_BYTES : 0;
+    } else if (part == SHARED_IN) { /* and the gate, behind the router's rows */
+        bool gate = b == SHARED_TILES;
+        unsigned each = gate ? BYTE_ROW : SLICES * TILE_WIDE_BYTES;
+        p.from = gate ? w.router + (size_t)ROUTER_TILES * each : w.shared_in + (size_t)b * each;
+        p.bytes = b <= SHARED_TILES ? each : 0;
+        p.chunk = gate ? BYTE_PER_SLOT * TILE_BYTE_BYTES : SLOT;
     } else {
         size_t job = (size_t)s.chosen * EXPERT_JOBS + b % EXPERT_JOBS;
         Share slices = s.shared_slices;
@@ -255,17 +266,22 @@ __device__ __forceinline__ Piece piece_of(const Shared &s, Part part, int layer,
 
 /* The whole warp; lane 0 issues. One loop over all parts of all layers, so that the few
  * instructions of a piece stay at hand. */
-__device__ __forceinline__ void produce(const decode_args &a, Shared &s) {
+__device__ __forceinline__ void produce(const decode_args &a, Shared &all) {
+    /* The same address as a number of its own, which adding nothing makes it: what the consumers
+     * have no register for would lie in local memory for the producer too, and a load from there
+     * takes as long as one from the cache beyond: the first level is shared memory here. */
+    uint32_t at = shared_address(&all) + (blockDim.x - DECODE_THREADS);
+    Shared &s = *static_cast<Shared *>(__cvta_shared_to_generic(at));
     int lane = threadIdx.x & 31;
     bool leads = lane == 0, routed = (int)blockIdx.x < ROUTED_JOBS;
     constexpr int WORDS = sizeof(decode_layer) / 4;
-    Producer p = {s, 0, {0, SLOTS, 0}, false, 0xffffffffu};
-    int layer = -1, kind = 0, part = NEXT, next = is_attention(0), slice = 0;
-    const uint8_t *next_tiles = a.layers[0].in;
+    Producer p = {s, 0, 0, 0, false, 0xffffffffu};
+    int layer = -1, part = NEXT, slice = 0;
 #ifdef DECODE_PROFILE
-    int stage = -1; /* of this layer's experts */
+    /* The experts are a layer's last stage. */
     auto mark = [&](int m) {
-        size_t at = ((size_t)stage * gridDim.x + blockIdx.x) * DECODE_MARKS + m;
+        int stage = 4 * layer + layer / SHAPE_ATTENTION_EVERY + (is_attention(layer) ? 4 : 3);
+        int at = (stage * (int)gridDim.x + (int)blockIdx.x) * DECODE_MARKS + m;
         if (a.clocks && leads && layer >= 0) a.clocks[at] = clock64();
     };
 #else
@@ -275,37 +291,33 @@ __device__ __forceinline__ void produce(const decode_args &a, Shared &s) {
     for (;;) {
         asm volatile("" : "+r"(part));
         if (part == REST) {
-            kind = next;
-            p.begin_run(0, SLOTS, min(EARLY, s.project_chunks[kind]));
-            if (kind != 2) {
-                bool last = layer + 1 == a.n_layers;
-                next = last ? 2 : is_attention(layer + 1);
-                next_tiles = last ? a.lm_head : a.layers[layer + 1].in;
-                if (lane < WORDS) {
-                    reinterpret_cast<uint32_t *>(&s.layers[1][0])[lane] =
-                        __ldg(reinterpret_cast<const uint32_t *>(a.layers + layer) + lane);
-                }
-                __syncwarp();
+            p.begin_run(0, min(early_chunks(), s.project_chunks[kind_of(a, layer)]));
+            if (layer < a.n_layers && lane < WORDS) {
+                reinterpret_cast<uint32_t *>(&s.layers[1][0])[lane] =
+                    __ldg(reinterpret_cast<const uint32_t *>(a.layers + layer) + lane);
             }
+            __syncwarp();
         } else if (part == NEXT) {
-            p.begin_run(0, SLOTS, 0);
+            p.begin_run(0, 0);
+        } else if (part == MIXER && !is_attention(layer)) {
+            p.begin_run(0, STATE_SLOT);
+        } else if (part == SCORES) {
+            p.begin_run(0, OUT_SLOT);
+        } else if (part == SHARED_IN) {
+            p.begin_run(0, SHARED_SLOT);
         } else if (part == FIRST_HALF) {
-            p.begin_run(EARLY, EXPERT_SLOTS, EARLY);
+            p.begin_run(EARLY, EARLY);
             slice = 0;
-#ifdef DECODE_PROFILE
-            stage += kind == 1 ? 5 : 4;
-#endif
             mark(8);
-            /* The first time in vain, while others arrive, to have the instructions at hand. */
-            uint32_t tag = a.step * SHAPE_LAYERS + (unsigned)layer + 1;
-#pragma unroll 1
-            for (int i = 0; i < 2 && routed; i++) {
-                choose(a.x.scores, tag, i == 1, s);
+            if (routed) { /* looks before the block's own scores are added would only disturb */
+                if (leads) barrier_wait(&s.empty[OUT_SLOT], ~p.phases >> OUT_SLOT & 1);
+                __syncwarp();
+                choose(a, layer, s);
             }
             mark(10);
         }
-        p.eager = part >= FIRST_HALF || kind == 2;
-        Piece piece = piece_of(s, (Part)part, layer, kind, next, next_tiles, routed, slice);
+        p.eager = part == FIRST_HALF || part == SECOND_HALF || layer == a.n_layers;
+        Piece piece = piece_of(a, s, (Part)part, layer, routed, slice);
         if (piece.stride) {
             issue_tiles(p, piece);
         } else if (leads) {
@@ -313,7 +325,7 @@ __device__ __forceinline__ void produce(const decode_args &a, Shared &s) {
         }
         if (part == SECOND_HALF) mark(11);
         __syncwarp();
-        if (part == REST && kind == 2) break;
+        if (part == REST && layer == a.n_layers) break;
         if (part == SECOND_HALF && !routed && ++slice < s.shared_slices.n) continue;
         part = layer < 0 || part == SECOND_HALF ? REST : part + 1;
         if (part == REST) layer++;

@@ -13,8 +13,8 @@ namespace decode {
 
 enum Kind {
     PROJECT, /* norm, the mixer's projections */
-    MIX,     /* DeltaNet, or what follows attention; output projection */
-    ROUTE,   /* norm, router, shared expert's first half */
+    MIX,     /* DeltaNet, or what follows attention; output projection and scores */
+    SHARED,  /* norm, the shared expert's first half and gate */
     MOE,     /* both halves of the routed experts, second half of the shared one */
     LOGITS   /* final norm, head */
 };
@@ -51,29 +51,24 @@ __device__ __forceinline__ unsigned contributions(bool experts, int quarter, int
     return (unsigned)layers * blocks + !experts;
 }
 
-/* Waits until the last row of the warp's slice is complete, as a cheap sign that it pays to read
- * all of it. */
-__device__ __forceinline__ void await_sum(const Worker &w, bool experts, int layers) {
-    const int row = w.warp % SLICES * 128 + 127;
-    const long long *from = w.sum(experts) + residual_at(row);
-    const unsigned all = contributions(experts, row / PART_ROWS, layers);
+/* Four values of a sum, once all contributions of so many layers are in. Until the last row of the
+ * warp's slice is complete, which a lane looks at, it does not pay to read all of it. */
+__device__ __forceinline__ void take_sum(const Worker &w, bool experts, int layers, float (&h)[4]) {
+    const int slice = w.warp % SLICES, last = slice * 128 + 127;
+    const unsigned count = contributions(experts, (slice * 128 + 4 * w.lane) / PART_ROWS, layers);
+    const unsigned sign = contributions(experts, last / PART_ROWS, layers);
+    const long long *sum = w.sum(experts), *from = sum + slice * 128 + 2 * w.lane;
+    const long long *at = sum + residual_at(last);
     if (w.lane == 0) {
 #pragma unroll 1
         for (unsigned spin = 0;; spin++) {
             long long x;
-            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
-            if ((((unsigned)x ^ all) & COUNTED) == 0) break;
+            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+            if ((((unsigned)x ^ sign) & COUNTED) == 0) break;
             if (spin == SPIN_LIMIT) __trap();
         }
     }
     __syncwarp();
-}
-
-/* Four values of a sum, once all contributions of so many layers are in. */
-__device__ __forceinline__ void take_sum(const Worker &w, bool experts, int layers, float (&h)[4]) {
-    const int row = w.warp % SLICES * 128 + 4 * w.lane;
-    const unsigned all = contributions(experts, row / PART_ROWS, layers);
-    const long long *from = w.sum(experts) + residual_at(row);
     longlong2 x[2];
 #pragma unroll 1
     for (unsigned spin = 0;; spin++) {
@@ -84,19 +79,21 @@ __device__ __forceinline__ void take_sum(const Worker &w, bool experts, int laye
                          : "l"(from + 64 * i)
                          : "memory");
         }
-        unsigned early = (((unsigned)x[0].x ^ all) | ((unsigned)x[0].y ^ all)) |
-                         (((unsigned)x[1].x ^ all) | ((unsigned)x[1].y ^ all));
+        unsigned early = (((unsigned)x[0].x ^ count) | ((unsigned)x[0].y ^ count)) |
+                         (((unsigned)x[1].x ^ count) | ((unsigned)x[1].y ^ count));
         if ((early & COUNTED) == 0) break;
         if (spin == SPIN_LIMIT) __trap();
     }
     __syncwarp();
-    h[0] = from_fixed(x[0].x, all), h[1] = from_fixed(x[0].y, all);
-    h[2] = from_fixed(x[1].x, all), h[3] = from_fixed(x[1].y, all);
+    h[0] = from_fixed(x[0].x, count), h[1] = from_fixed(x[0].y, count);
+    h[2] = from_fixed(x[1].x, count), h[3] = from_fixed(x[1].y, count);
 }
 
 /* The residual stream, its sum of squares and, times the norm's weight, the warp's slice. The
- * norm's factor is applied to the results, so that no one waits for the sum of squares. */
-__device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, const decode_layer &l) {
+ * norm's factor is applied to the results, so that no one waits for the sum of squares. h: inputs
+ * 4 lane .. + 3 of the slice. */
+__device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, const decode_layer &l,
+                                           float (&h)[4]) {
     int slice = w.warp % SLICES;
     const float *norm = kind == PROJECT  ? l.input_norm
                         : kind == LOGITS ? w.a.final_norm
@@ -104,10 +101,9 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, cons
     float4 weight = __ldg(reinterpret_cast<const float4 *>(norm + slice * 128) + w.lane);
     /* The next layer's table comes in passing. */
     constexpr int WORDS = sizeof(decode_layer) / 4;
-    bool next = kind == ROUTE && w.warp == WARPS - 1 && w.lane < WORDS && layer + 1 < w.a.n_layers;
+    bool next = kind == SHARED && w.warp == WARPS - 1 && w.lane < WORDS && layer + 1 < w.a.n_layers;
     uint32_t word = 0;
     if (next) word = __ldg(reinterpret_cast<const uint32_t *>(w.a.layers + layer + 1) + w.lane);
-    float h[4];
     float4 rest = {};
     if (kind == PROJECT && layer == 0) {
         embed(w, slice, h);
@@ -115,18 +111,15 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, cons
         if (blockIdx.x == 0 && w.warp < SLICES) { /* the residual stream begins */
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                residual_add(w.sum(false) + residual_at(slice * 128 + 4 * w.lane + i), h[i],
-                             w.a.x.counter + 2);
+                w.add(w.sum(false) + residual_at(slice * 128 + 4 * w.lane + i), h[i]);
             }
         }
-        int i = (int)blockIdx.x * THREADS + w.tid;
-        if (i < 2 * SUM) w.sum(false, false)[i] = 0;
+        const int n = (int)gridDim.x * THREADS;
+        for (int i = (int)blockIdx.x * THREADS + w.tid; i < STEP_SUMS; i += n) w.sums(true)[i] = 0;
     } else {
-        const bool experts = kind != ROUTE;
+        const bool experts = kind != SHARED;
         if (experts || layer > 0) rest = w.kept();
-        await_sum(w, experts, experts ? layer : layer + 1);
         take_sum(w, experts, experts ? layer : layer + 1, h);
-        sync_consumers(); /* the stage before is done with shared memory */
         w.mark(0);
         float most = fmaxf(fmaxf(fabsf(h[0]), fabsf(h[1])), fmaxf(fabsf(h[2]), fabsf(h[3])));
         if (!(most < LARGEST_SUM)) w.a.x.counter[2] = 1;
@@ -154,14 +147,10 @@ static_assert(BYTE_PER_SLOT == SLOT_TILES, "as many of either kind");
 /* Row r of a round: its slices' partial sums in order, times 1 / rms of the residual stream. */
 __device__ __forceinline__ float finish_row(const Worker &w, const float *parts, int r) {
     const float *from = parts + (r >> 5) * (SLICES * 32) + (r & 31);
-    float y[4] = {0, 0, 0, 0}, squares[4] = {0, 0, 0, 0};
+    float y[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < SLICES; i++) {
-        y[i & 3] += from[32 * i];
-        squares[i & 3] += w.s.squares[i];
-    }
-    float all = (squares[0] + squares[1]) + (squares[2] + squares[3]);
-    return ((y[0] + y[1]) + (y[2] + y[3])) * rsqrtf(all * (1.0f / H) + SHAPE_NORM_EPS);
+    for (int i = 0; i < SLICES; i++) y[i & 3] += from[32 * i];
+    return ((y[0] + y[1]) + (y[2] + y[3])) * w.norm_factor();
 }
 
 /* The largest logit of each thread that finishes rows, with its row. */
@@ -227,8 +216,8 @@ __device__ __forceinline__ Product product_of(const Worker &w, Kind kind, bool a
     } else if (kind == MIX) {
         p.tiles = has_out(attention) ? OUT_TILES : 0;
         p.row = b % OUT_PARTS * (OUT_TILES * 32);
-    } else if (kind == ROUTE) {
-        p.tiles = b < SHARED_TILES + ROUTER_TILES ? SLICES : 0;
+    } else if (kind == SHARED) { /* the gate has a tile of its own */
+        p.tiles = b <= SHARED_TILES ? SLICES : 0;
         p.tile_bytes = b < SHARED_TILES ? TILE_WIDE_BYTES : TILE_BYTE_BYTES;
     } else {
         p.tiles = b < ROUTED_JOBS ? 2 * SLICES : 0;
@@ -243,34 +232,60 @@ __device__ __forceinline__ void use_row(Worker &w, Kind kind, int layer, int row
         if (row < rows) give_word(w.a.x.proj + row, y, w.tag(layer));
     } else if (kind == LOGITS) {
         if (row < SHAPE_VOCAB) take_logit(w, row, y);
-    } else if (kind == ROUTE && (int)blockIdx.x >= SHARED_TILES) {
-        int score = ((int)blockIdx.x - SHARED_TILES) * TILE_BYTE_ROWS + 2 * (r >> 2) + (r & 1);
-        if ((r & 2) == 0 && score <= EXPERTS) give_word(w.a.x.scores + score, y, w.tag(layer));
+    } else if (kind == SHARED && (int)blockIdx.x == SHARED_TILES) {
+        if (r == 0) give_word(w.a.x.gate, y, w.tag(layer));
     } else { /* gate and up of one unit are neighbours */
         float up = __shfl_down_sync(~0u, y, 1), inner = silu(y) * up;
         decode_word *to =
-            kind == ROUTE ? w.a.x.shared + 16 * blockIdx.x : w.a.x.inner + INNER * blockIdx.x;
-        if (kind == MOE) inner *= w.s.route_weight;
+            kind == SHARED ? w.a.x.shared + 16 * blockIdx.x : w.a.x.inner + INNER * blockIdx.x;
         if (r % 2 == 0) give_word(to + r / 2, inner, w.tag(layer));
     }
 }
 
-/* Row of the output projection into the mixers' sum. */
-__device__ __forceinline__ void add_row(Worker &w, int row, float y) {
-    residual_add(w.sum(false) + residual_at(row), y, w.a.x.counter + 2);
+/* Scores of experts `first` and on, as a tile of 16 rows left them in the lanes: those of one slice
+ * of what they are a sum over. The choice waits for them, so they go before all else. */
+__device__ __forceinline__ void add_scores(const Worker &w, int layer, int first, int n, float y) {
+    const int row = 2 * (w.lane >> 2) + (w.lane & 1);
+    if ((w.lane & 2) == 0 && row < n) w.add(w.scores(layer) + first + row, y);
 }
-static_assert(PART_ROWS <= THREADS, "one row a thread");
 
-/* The warp's tile of the output projection. */
-__device__ __forceinline__ void multiply_out(Worker &w, const Product &p, const Slice &x) {
-    if (p.tiles == 0) return;
+/* The warp's tile of the output projection into the mixers' sum, and of the scores. */
+__device__ __forceinline__ void multiply_out(Worker &w, int layer, const Product &p,
+                                             const Slice &x) {
+    w.run.slot = OUT_SLOT;
+    if (w.warp < SCORE_TILES) {
+        const unsigned char *tile = w.chunk(0) + w.warp * TILE_SCORE_BYTES;
+        const int row = w.warp * TILE_SCORE_ROWS, quarter = (int)blockIdx.x % OUT_PARTS;
+        float y = score_tile(tile, x);
+        add_scores(w, layer, quarter * SCORE_ROWS + row, SCORE_ROWS - row, y);
+    }
     if (w.warp < p.tiles) {
-        const unsigned char *chunk = w.chunk(w.warp / SLOT_TILES);
+        const unsigned char *chunk = w.chunk(1 + w.warp / SLOT_TILES);
         w.mark(2);
         float y = wide_tile(chunk + w.warp % SLOT_TILES * TILE_WIDE_BYTES, x);
-        add_row(w, p.row + w.warp * 32 + w.lane, y);
+        w.add(w.sum(false) + residual_at(p.row + w.warp * 32 + w.lane), y);
     }
-    w.leave(chunks(p.tiles, SLOT_TILES));
+    w.leave(1 + OUT_CHUNKS);
+}
+
+/* The router times the residual stream before the mixer, h, while the projection is on its way:
+ * a tile each in the warps that have its slices. */
+__device__ __forceinline__ void multiply_router(Worker &w, int layer, const decode_layer &l,
+                                                const float (&h)[4]) {
+    if (!has_router()) return;
+    const int first = ROUTER_JOB * (int)blockIdx.x, i = w.warp - first % SLICES;
+    if (i >= 0 && i < ROUTER_JOB) {
+        const float *norm = l.post_norm + w.warp * 128;
+        float4 weight = __ldg(reinterpret_cast<const float4 *>(norm) + w.lane);
+        const float g[4] = {h[0] * weight.x, h[1] * weight.y, h[2] * weight.z, h[3] * weight.w};
+        quantise(g, w.scratch());
+        __syncwarp();
+        Slice x;
+        take_slice(w.scratch(), x);
+        float y = byte_tile(w.chunk(0) + i * TILE_BYTE_BYTES, x);
+        add_scores(w, layer, first / SLICES * TILE_BYTE_ROWS, TILE_BYTE_ROWS, y);
+    }
+    w.leave(1);
 }
 
 /* Each warp multiplies every 16th tile, so that its slice stays the same. */
@@ -285,10 +300,24 @@ __device__ __forceinline__ void multiply(Worker &w, Kind kind, int layer, const 
         float *to = parts + w.warp * 32 + w.lane;
 #pragma unroll 1
         for (int left = end - w.warp; left > 0; left -= WARPS, to += WARPS * 32) {
+            if (kind == PROJECT && left > WARPS) { /* two at once hide each other's latency */
+                int other = step_slot(w.run, slot, 2);
+                barrier_wait(&w.s.full[slot], w.phases >> slot & 1);
+                if (left == end - w.warp) w.mark(2);
+                barrier_wait(&w.s.full[other], w.phases >> other & 1);
+                const unsigned char *const tiles[2] = {w.s.ring + slot * SLOT + offset,
+                                                       w.s.ring + other * SLOT + offset};
+                float y[2];
+                wide_tiles(tiles, x, y);
+                to[0] = y[0], to[WARPS * 32] = y[1];
+                slot = step_slot(w.run, other, 2);
+                left -= WARPS, to += WARPS * 32;
+                continue;
+            }
             barrier_wait(&w.s.full[slot], w.phases >> slot & 1);
             if (left == end - w.warp) w.mark(2);
             const unsigned char *tile = w.s.ring + slot * SLOT + offset;
-            if (kind == ROUTE && p.tile_bytes == TILE_BYTE_BYTES) {
+            if (kind == SHARED && p.tile_bytes == TILE_BYTE_BYTES) {
                 *to = byte_tile(tile, x);
             } else {
                 *to = wide_tile(tile, x);
@@ -326,15 +355,17 @@ __device__ __forceinline__ void consume(Worker &w) {
         const decode_layer &l = w.s.layers[0][layer & 1];
         const bool attention = is_attention(layer), last = layer == w.a.n_layers;
         const bool routed = (int)blockIdx.x < ROUTED_JOBS;
+        float h[4]; /* of the residual stream before the mixer */
+        const Product p = product_of(w, kind, attention, last);
         if (kind == MOE) {
             w.run = {EARLY, EXPERT_SLOTS, EARLY};
             w.mark(0); /* the routed expert's weights arrive, or the shared one's words */
         } else {
             const Quantised *from = &w.scratch();
             if (kind != MIX) {
-                if (kind != ROUTE) w.run = {0, SLOTS, 0};
+                w.run = {0, SLOTS, kind == SHARED ? SHARED_SLOT : 0};
                 if (kind == LOGITS) best_of(w) = 0;
-                norm_front(w, kind, layer, l);
+                norm_front(w, kind, layer, l, h);
             } else if (attention) {
                 stage_attend(w, layer, l);
                 w.wait();
@@ -344,16 +375,17 @@ __device__ __forceinline__ void consume(Worker &w) {
                 if (has_out(false)) delta_front(w, layer, l);
                 from = &reinterpret_cast<GdnShared *>(w.s.work)->quantised;
             }
-            take_slice(*from, x); /* which experts use as the router did */
+            take_slice(*from, x); /* which experts use as the shared one did */
         }
         kind = hide(kind);
         w.mark(1);
-        Product p = product_of(w, kind, attention, last);
-        if (kind == MIX) {
-            multiply_out(w, p, x);
-        } else {
+        if (kind != MIX) {
+            if (kind != MOE) sync_consumers(); /* the stage before is done with shared memory */
             multiply(w, kind, layer, p, attention ? ATTN_ROWS : GDN_ROWS, x);
+        } else if (p.tiles) {
+            multiply_out(w, layer, p, x);
         }
+        if (kind == PROJECT) multiply_router(w, layer, l, h);
         kind = hide(kind);
         if (kind == LOGITS) break;
         if (kind == MOE) {
@@ -366,16 +398,16 @@ __device__ __forceinline__ void consume(Worker &w) {
         }
         if (kind == MIX && !has_out(attention)) { /* for the count */
             int row = (int)blockIdx.x % OUT_PARTS * PART_ROWS + w.tid;
-            if (w.tid < PART_ROWS) add_row(w, row, 0.0f);
+            if (w.tid < PART_ROWS) w.add(w.sum(false) + residual_at(row), 0.0f);
         }
         w.pass();
-        if (kind == ROUTE) sync_consumers();
+        if (kind == SHARED) sync_consumers();
         if (kind == MIX && !attention && has_out(false)) delta_shadow(w, layer);
         if (kind == MOE) {
             layer++;
             kind = layer == w.a.n_layers ? LOGITS : PROJECT;
         } else {
-            kind = kind == PROJECT ? MIX : kind == MIX ? ROUTE : MOE;
+            kind = kind == PROJECT ? MIX : kind == MIX ? SHARED : MOE;
         }
     }
     end_step(w);

@@ -56,10 +56,26 @@ struct Worker {
     __device__ __forceinline__ uint32_t tag(int layer) const {
         return a.step * SHAPE_LAYERS + (unsigned)layer + 1;
     }
-    /* The sums of the mixers or of the experts, in this step or, if not `now`, in the next. */
-    __device__ __forceinline__ long long *sum(bool experts, bool now = true) const {
-        unsigned turn = (a.step ^ (now ? 0u : 1u)) & 1;
-        return a.x.h + (2 * turn + (experts ? 1u : 0u)) * SUM;
+    /* The sums of this step, or of the next; of the mixers or of the experts; a layer's scores. */
+    __device__ __forceinline__ long long *sums(bool next = false) const {
+        return step_sums(a, a.step + next);
+    }
+    __device__ __forceinline__ long long *sum(bool experts) const {
+        return sums() + (experts ? SUM : 0);
+    }
+    __device__ __forceinline__ long long *scores(int layer) const {
+        return sums() + 2 * SUM + layer * EXPERTS;
+    }
+    __device__ __forceinline__ void add(long long *to, float x) const {
+        sum_add(to, x, a.x.counter + 2);
+    }
+    /* Of the residual stream that was read last: 1 / rms. */
+    __device__ __forceinline__ float norm_factor() const {
+        float squares[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int i = 0; i < SLICES; i++) squares[i & 3] += s.squares[i];
+        float all = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+        return rsqrtf(all * (1.0f / H) + SHAPE_NORM_EPS);
     }
 
     /* The i-th chunk from here, i < run.mod, once it has landed. */

@@ -8,8 +8,10 @@
  *   wide  32 rows x 128 inputs of 4 bits   2,048 + 256 bytes   everything but the two below
  *   down  128 rows x 32 inputs of 4 bits   2,048 + 512 bytes   second half of an expert
  *   byte  16 rows x 128 inputs of 8 bits   2,048 + 128 bytes   router and shared gate
+ *   score 16 rows x 128 inputs of 16 bits  4,096 + 128 bytes   router times out (decode_fuse.cu)
  *
- * A scale and its bias are one 32-bit word, scale in the low half, both bfloat16. Missing rows of
+ * A scale and its bias are one 32-bit word, scale in the low half, both bfloat16; those of `score`
+ * are float32 and without a bias. Missing rows of
  * the last tiles are zeros. A `down` tile holds half a group, so its scales are there twice (in the
  * tile of the group's other half): 64 KB more per expert. */
 #ifndef LILY_CUDA_TILE_H
@@ -33,7 +35,11 @@ enum {
     TILE_DOWN_BYTES = TILE_CODES + 512,
     TILE_BYTE_ROWS = 16,
     TILE_BYTE_COLS = 128,
-    TILE_BYTE_BYTES = TILE_CODES + 128
+    TILE_BYTE_BYTES = TILE_CODES + 128,
+    TILE_SCORE_PLANE = 2048, /* the signed upper bytes, then as many lower ones */
+    TILE_SCORE_ROWS = 16,
+    TILE_SCORE_COLS = 128,
+    TILE_SCORE_BYTES = 2 * TILE_SCORE_PLANE + 128
 };
 
 /* Wide tile, row r and input k within it. Lane 4 (r / 4) + k / 32 of a warp owns the 16 bytes with
@@ -61,6 +67,16 @@ TILE_FN int tile_byte_codes(int r, int k) {
 }
 TILE_FN int tile_byte_scale(int r, int group) {
     return TILE_CODES + (2 * (r >> 1) + group) * 8 + (r & 1) * 4;
+}
+
+/* Score tile: within a plane a byte a code; of each 32 inputs eight times four of one parity. */
+TILE_FN int tile_score_codes(int r, int k) {
+    int four = ((k & 31) >> 3) + (k & 1) * 4;
+    return (four >> 1) * 512 + (4 * (r >> 1) + (k >> 5)) * 16 + (2 * (four & 1) + (r & 1)) * 4 +
+           ((k & 7) >> 1);
+}
+TILE_FN int tile_score_scale(int r, int group) {
+    return 2 * TILE_SCORE_PLANE + (2 * (r >> 1) + group) * 8 + (r & 1) * 4;
 }
 
 #endif
