@@ -221,6 +221,11 @@ $(EMULATED)/batch.o: tests/cuda/emulator/batch.cpp $(wildcard src/backend/cuda/k
 	@mkdir -p $(@D)
 	@echo "  CXX  $< (emulated)"
 	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -Iinclude -c -o $@ $<
+# Router times output projection, at every shape.
+$(EMULATED)/fuse-%.o: tests/cuda/emulator/fuse.cpp $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/decode_* tests/cuda/emulator/*)
+	@mkdir -p $(@D)
+	@echo "  CXX  $< (emulated, $*)"
+	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unused-variable -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -Iinclude -DSHAPE_HEADER='"model/shapes/$*.h"' -c -o $@ $<
 # The whole backend with them, at a shape that they take.
 PROMPTS := $(EMULATED)/prompts
 $(patsubst %,$(PROMPTS)/%.o,$(filter portable_%,$(CUDA_FILES))): $(PROMPTS)/%.o: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.h src/backend/cuda/kernels/*.cuh tests/cuda/emulator/*) src/backend/cuda/layers.c src/backend/cuda/batch.c
@@ -241,6 +246,9 @@ $(BUILD)/sample-emulated: $(call OBJ,tests/cuda/emulator/sample.c) $(EMULATED)/p
 $(BUILD)/batch-emulated: $(EMULATED)/batch.o $(EMULATED)/emulator.o
 	@echo "  LINK $@"
 	$(Q)$(CXX) -o $@ $^
+$(BUILD)/fuse-%-emulated: $(EMULATED)/fuse-%.o $(EMULATED)/emulator.o
+	@echo "  LINK $@"
+	$(Q)$(CXX) -o $@ $^
 $(BUILD)/prefill-emulated: $(EMULATED)/prefill.o $(EMULATED)/emulator.o
 	@echo "  LINK $@"
 	$(Q)$(CXX) -o $@ $^
@@ -248,13 +256,15 @@ $(BUILD)/%-watched: tests/cuda/emulator/%.cpp $(EMULATED)/%.o $(EMULATED)/emulat
 	@echo "  LINK $@"
 	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -fsanitize=thread -Wno-unknown-pragmas -Itests/cuda/emulator -Itests/cuda -Isrc -Isrc/backend/cuda -Iinclude -c -o $(WATCHED)/$*.o $<
 	$(Q)$(CXX) -rdynamic -o $@ $(WATCHED)/$*.o $(EMULATED)/emulator.o $(WATCHED)/watch.o -ldl
-cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prompt-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated $(BUILD)/sample-emulated
+FUSED := $(CUDA_SHAPES:%=$(BUILD)/fuse-%-emulated)
+cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prompt-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated $(BUILD)/sample-emulated $(FUSED)
 	@$(BUILD)/cuda-emulated
 	@$(BUILD)/cuda-emulated --capability 90 stages logits batch selftest
 	@$(BUILD)/prompt-emulated --capability 90 logits cuts
 	@$(BUILD)/prefill-emulated check
 	@$(BUILD)/batch-emulated
 	@$(BUILD)/sample-emulated
+	@for f in $(FUSED); do $$f || exit 1; done
 # Who touches what, and what orders it: six minutes.
 cuda-races: $(BUILD)/watch-control $(BUILD)/cuda-watched $(BUILD)/batch-watched $(BUILD)/prefill-watched
 	@$(BUILD)/watch-control

@@ -1,11 +1,13 @@
 #!/bin/sh
 # Runs each unit test program in its own process with a time limit, as many at a time as there are
-# cores; one line per program, all of the output of those that fail, and the totals at the end.
+# cores, the longest first; one line per program, all of the output of those that fail, and the
+# totals at the end.
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 export logs
 cores=$(nproc 2>/dev/null || sysctl -n hw.ncpu)
-printf '%s\n' "$@" | xargs -P "$cores" -I{} sh -c '
+longest_first='/(ref_golden|_model)$/ {print; next} {rest = rest $0 "\n"} END {printf "%s", rest}'
+printf '%s\n' "$@" | awk "$longest_first" | xargs -P "$cores" -I{} sh -c '
     log=$logs/$(basename {})
     if command -v timeout >/dev/null; then timeout 900 {}; else {}; fi >"$log" 2>&1
     echo $? >"$log.status"'

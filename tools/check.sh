@@ -64,6 +64,13 @@ sanitized() { # sanitized <compiler> <sanitizers> <build directory>
     $make CC="$1" SAN="$2" BUILD="$3" unit
 }
 
+# The server is the part with threads of its own.
+server() {
+    $make CC=clang SAN=thread BUILD=build/tsan build/tsan/fake-serve &&
+        .venv/bin/python -m pytest -q -rs tests/e2e/test_server.py tests/e2e/test_server_hostile.py \
+            --lily=build/tsan/lily
+}
+
 fuzzers() {
     $make CC=clang SAN=fuzzer-no-link,address,undefined BUILD=build/fuzz fuzz
 }
@@ -78,6 +85,7 @@ step "warnings, clang" $make CC=clang BUILD=build/clang all core tests
 step "static analysis" static_analysis
 step "address and undefined sanitizers" sanitized gcc address,undefined build/asan
 step "thread sanitizer" sanitized clang thread build/tsan
+step "server, thread sanitizer" server
 step fuzzers fuzzers
 step "cuda kernels, emulated" $make cuda-emulator
 step "metal emulator" $make metal-emulator

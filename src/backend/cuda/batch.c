@@ -1,7 +1,7 @@
 /* A decode step of 2 to 64 slots, each weight read once for all of them (docs/cuda-batch.md): seven
- * launches a layer where weights lie as tiles, nine elsewhere. 4-bit matrices, the router and,
- * without tiles, the gates of any width. A slot's values depend neither on the other slots nor on
- * their number. */
+ * launches a layer where weights lie as tiles, nine elsewhere, and there of one slot as well. 4-bit
+ * matrices, the router and, without tiles, the gates of any width. A slot's values depend neither
+ * on the other slots nor on their number. */
 #include <stdlib.h>
 
 #include "backend/cuda/cuda.h"
@@ -379,9 +379,11 @@ static int open_batch(struct backend_model *m, bool *usable, lily_err *err) {
     return rc;
 }
 
-/* Stages between kernels are traced by the portable path. */
+/* Stages between kernels are traced by the portable path. One slot goes where it is alone faster:
+ * with tiles that is the persistent kernel, elsewhere here (docs/cuda-batch.md). */
 static bool takes(const struct backend_model *m, const struct cuda_step *step) {
-    return step->n >= 2 && step->n <= CUDA_FEW_ROWS && !m->options.trace;
+    int32_t least = m->batch->tiles ? 2 : 1;
+    return step->n >= least && step->n <= CUDA_FEW_ROWS && !m->options.trace;
 }
 
 const struct cuda_path cuda_path_batch = {

@@ -5,7 +5,7 @@
  * Threads: a block of 256 one tile, 16 experts x 128 inputs; a thread eight experts of one input.
  * Fused: both factors' scales; none of ref's stages, it is made once, when a model is opened.
  * Bytes: 86 GFMA and 86 MB for 40 layers; not timed alone. */
-#include "decode_core.cuh"
+#include "decode_shape.cuh"
 
 namespace decode {
 
@@ -17,7 +17,7 @@ constexpr float CODE_MAX = 32767.0f;
 struct FuseShared {
     alignas(16) float router[DEPTH][TILE_SCORE_ROWS]; /* times the norm's weight */
     alignas(16) float out[DEPTH][TILE_SCORE_COLS];
-    unsigned most[TILE_SCORE_ROWS][2]; /* magnitude in a row of a group, as bits */
+    float most[TILE_SCORE_ROWS][TILE_SCORE_COLS / 32]; /* magnitude in a row of a warp */
 };
 
 __device__ __forceinline__ float router_weight(const uint8_t *router, int row, int k) {
@@ -77,16 +77,18 @@ extern "C" __global__ void __launch_bounds__(decode::FUSE_THREADS)
     const int quarter = (int)blockIdx.x / SCORE_TILES, tile = (int)blockIdx.x % SCORE_TILES;
     const int row = tile * TILE_SCORE_ROWS, group = k / 64;
     float sum[OWN] = {};
-    if (tid < TILE_SCORE_ROWS * 2) s.most[tid / 2][tid % 2] = 0;
     multiply_through(s, router, norm, out + (size_t)blockIdx.y * (H / 32) * TILE_WIDE_BYTES,
                      quarter * SCORE_ROWS + row, SCORE_ROWS - row, sum);
-    for (int r = 0; r < OWN; r++)
-        atomicMax(&s.most[own + r][group], __float_as_uint(fabsf(sum[r])));
+    for (int r = 0; r < OWN; r++) {
+        float most = fabsf(sum[r]);
+        for (int d = 16; d; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
+        if (tid % 32 == 0) s.most[own + r][k / 32] = most;
+    }
     __syncthreads();
     uint8_t *to = scores + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * (size_t)TILE_SCORE_BYTES;
     for (int r = 0; r < OWN; r++) {
-        float top = __uint_as_float(s.most[own + r][group]);
-        int code = top > 0 ? __float2int_rn(sum[r] * (CODE_MAX / top)) : 0;
+        float top = fmaxf(s.most[own + r][2 * group], s.most[own + r][2 * group + 1]);
+        int code = top > 0 ? (int)rintf(sum[r] * (CODE_MAX / top)) : 0;
         int at = tile_score_codes(own + r, k);
         to[at] = (uint8_t)(code >> 8);
         to[TILE_SCORE_PLANE + at] = (uint8_t)code;
