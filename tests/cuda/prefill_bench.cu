@@ -369,7 +369,7 @@ static const dense_tile DENSE_TILES[] = {{1, 16, 10, dense_1_16, "64x16"},
                                          {1, 64, 8, dense_1_64, "64x64"},
                                          {2, 64, 6, dense_2_64, "128x64"},
                                          {2, 128, 5, dense_2_128, "128x128"},
-                                         {2, 256, 0, dense_wide, "wide"}};
+                                         {2, 256, 0, dense_wide, "128x256"}};
 static void run_dense(const dense_tile &t, const bf16 *x, const cuda_mat &w, fp16 *out, int rows) {
     if (!t.stages) {
         RUN(t.kernel, std::min(132u, blocks(w.rows, 128) * blocks(rows, t.n)), 1, WIDE_THREADS,
@@ -592,8 +592,8 @@ static void check_combine(const moe &m, int rows, const fp16 *out) {
 }
 
 static void check_experts() {
-    const int cases[][2] = {{3, EXPERTS}, {70, 12}, {40, 9}, {150, 8}};
-    for (int i = 0; i < (EMULATED ? 2 : 4); i++) {
+    const int cases[][2] = {{3, EXPERTS}, {70, 12}, {150, 9}, {150, 8}, {190, 12}};
+    for (int i = 0; i < (EMULATED ? 3 : 5); i++) {
         const int *c = cases[i];
         int rows = c[0], pairs = rows * TOP_K;
         moe m = make_moe(rows, c[1]);

@@ -1,10 +1,11 @@
-"""Attention of a prompt by tensor operations: the cases of test_prefill_mix.py, with what weights of
-bf16 must cost allowed beside the limits there: at most 2^-8 of each weight, so of an output at most
-2^-8 of the mean distance of the values from it. Cut anywhere, to the bit; with faults put in."""
+"""Attention of a prompt by tensor operations, beside the cases of test_prefill_mix.py: scores of all
+kinds, and faults put in. What weights of bf16 must cost is allowed beside the limits of the other
+form: at most 2^-8 of each weight, so of an output at most 2^-8 of the mean distance of the values
+from it."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import partial
 
 import attention_counts as counts
 import numpy as np
@@ -14,75 +15,16 @@ from emulator import front_end
 from library_text import library_text
 from prefill_mix import Kernels
 from test_prefill_mix import BLOCK, SPAN, Fault, assert_found, assert_right, attn_errors
+from test_prefill_mix import kernels as all_kernels
 
 FILE = "prefill_attn_tensor"
 SHAPES = ("mini", "real")
-
-
-@cache
-def kernels(shape_name: str, checked: bool = False, contract: bool = False) -> Kernels:
-    return Kernels(shape_name, checked, contract, tensor=True)
+kernels = partial(all_kernels, tensor=True)
 
 
 @pytest.mark.parametrize("shape_name", SHAPES)
 def test_address_spaces(shape_name: str) -> None:
     front_end.check_address_spaces(library_text(FILE + ".metal", shape_name))
-
-
-@pytest.mark.parametrize("pos,n", [(0, 1), (0, 8), (0, 65), (1, 3), (63, 2), (64, 9), (700, 17)])
-@pytest.mark.parametrize("shape_name", SHAPES)
-def test_attention(shape_name: str, pos: int, n: int) -> None:
-    k = kernels(shape_name)
-    x = mix.attn_input(k, pos, n, seed=pos + n)
-    for k.seed in (0, 1):
-        assert_right(k, attn_errors(k, x, mix.attn_run(k, x, [n])))
-
-
-@pytest.mark.parametrize("shape_name,pos,n", [("mini", 0, 1), ("mini", 60, 11), ("real", 70, 9)])
-def test_checked(shape_name: str, pos: int, n: int) -> None:
-    k = kernels(shape_name, checked=True)
-    x = mix.attn_input(k, pos, n)
-    for k.seed in range(3 if shape_name == "mini" else 1):
-        assert_right(k, attn_errors(k, x, mix.attn_run(k, x, [n])))
-
-
-@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
-def test_spans_checked(split: bool) -> None:
-    """A tile whose tokens lie on both sides of a span's end."""
-    k = kernels("mini", checked=True)
-    k.seed, x = 1, mix.attn_input(k, SPAN - 2, 5)
-    assert_right(k, attn_errors(k, x, mix.attn_run(k, x, [5], split)))
-
-
-@pytest.mark.parametrize("shape_name,pos", [("mini", 3 * SPAN - 7), ("real", 2 * SPAN - 3)])
-def test_deep(shape_name: str, pos: int) -> None:
-    """Several spans: right, and the same bits whole and split."""
-    k = kernels(shape_name)
-    x = mix.attn_input(k, pos, 11)
-    whole, split = (mix.attn_run(k, x, [11], s) for s in (False, True))
-    assert_right(k, attn_errors(k, x, whole))
-    assert np.array_equal(whole.out, split.out)
-
-
-@pytest.mark.parametrize("shape_name,pos,tokens", [("mini", 0, 150), ("mini", SPAN - 12, 34),
-                                                   ("real", 40, 40)])  # fmt: skip
-def test_cut(shape_name: str, pos: int, tokens: int) -> None:
-    k = kernels(shape_name)
-    x = mix.attn_input(k, pos, tokens)
-    whole = mix.attn_run(k, x, [tokens])
-    for i, first in enumerate(([1], [3, 8], [24, 1, 7])):
-        cut = mix.attn_run(k, x, [*first, tokens - sum(first)], split=i % 2 == 1)
-        for name in ("query", "keys", "values", "out"):
-            assert np.array_equal(getattr(cut, name), getattr(whole, name)), f"{name} after {first}"
-
-
-def test_cache_by_head() -> None:
-    k = kernels("real")
-    x = mix.attn_input(k, 70, 13)
-    usual, other = (mix.attn_run(k, x, [5, 8], by_head=b) for b in (False, True))
-    assert k.faults == []
-    for name in ("keys", "values", "out"):
-        assert np.array_equal(getattr(usual, name), getattr(other, name))
 
 
 @pytest.mark.parametrize("scale", [0.01, 40])

@@ -82,8 +82,10 @@ def assert_right(k: Kernels, errors: dict[str, float]) -> None:
 
 
 @cache
-def kernels(shape_name: str, checked: bool = False, contract: bool = False) -> Kernels:
-    return Kernels(shape_name, checked, contract)
+def kernels(
+    shape_name: str, checked: bool = False, contract: bool = False, tensor: bool = False
+) -> Kernels:
+    return Kernels(shape_name, checked, contract, tensor=tensor)
 
 
 @pytest.mark.parametrize("shape_name", SHAPES)
@@ -162,48 +164,56 @@ def test_weak_gates() -> None:
     assert k.faults == [] and np.abs(got - want).max() < 1.3e-7
 
 
-# ---- full attention
+# ---- full attention, in both forms
+
+FORMS = pytest.mark.parametrize("tensor", [False, True], ids=["matrix", "tensor"])
 
 
+@FORMS
 @pytest.mark.parametrize("pos,n", [(0, 1), (0, 8), (0, 65), (1, 3), (63, 2), (64, 9), (700, 17)])
 @pytest.mark.parametrize("shape_name", SHAPES)
-def test_attention(shape_name: str, pos: int, n: int) -> None:
-    k = kernels(shape_name)
+def test_attention(shape_name: str, pos: int, n: int, tensor: bool) -> None:
+    k = kernels(shape_name, tensor=tensor)
     x = mix.attn_input(k, pos, n, seed=pos + n)
-    assert_right(k, attn_errors(k, x, mix.attn_run(k, x, [n])))
+    for k.seed in (0, 1):
+        assert_right(k, attn_errors(k, x, mix.attn_run(k, x, [n])))
 
 
+@FORMS
 @pytest.mark.parametrize("shape_name,pos,n", [("mini", 0, 1), ("mini", 60, 11), ("real", 70, 9)])
-def test_attention_checked(shape_name: str, pos: int, n: int) -> None:
-    k = kernels(shape_name, checked=True)
+def test_attention_checked(shape_name: str, pos: int, n: int, tensor: bool) -> None:
+    k = kernels(shape_name, checked=True, tensor=tensor)
     x = mix.attn_input(k, pos, n)
     for k.seed in range(3 if shape_name == "mini" else 1):
         assert_right(k, attn_errors(k, x, mix.attn_run(k, x, [n])))
 
 
+@FORMS
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
-def test_attention_spans_checked(split: bool) -> None:
+def test_attention_spans_checked(split: bool, tensor: bool) -> None:
     """A tile whose tokens lie on both sides of a span's end."""
-    k = kernels("mini", checked=True)
+    k = kernels("mini", checked=True, tensor=tensor)
     x = mix.attn_input(k, SPAN - 2, 5)
     for k.seed in range(2):
         assert_right(k, attn_errors(k, x, mix.attn_run(k, x, [5], split)))
 
 
+@FORMS
 @pytest.mark.parametrize("shape_name,pos", [("mini", 3 * SPAN - 7), ("real", 2 * SPAN - 3)])
-def test_attention_deep(shape_name: str, pos: int) -> None:
+def test_attention_deep(shape_name: str, pos: int, tensor: bool) -> None:
     """Several spans: right, and the same bits whole and split."""
-    k = kernels(shape_name)
+    k = kernels(shape_name, tensor=tensor)
     x = mix.attn_input(k, pos, 11)
     whole, split = (mix.attn_run(k, x, [11], s) for s in (False, True))
     assert_right(k, attn_errors(k, x, whole))
     assert np.array_equal(whole.out, split.out)
 
 
+@FORMS
 @pytest.mark.parametrize("shape_name,pos,tokens", [("mini", 0, 150), ("mini", SPAN - 12, 34),
                                                    ("real", 40, 40)])  # fmt: skip
-def test_attention_cut(shape_name: str, pos: int, tokens: int) -> None:
-    k = kernels(shape_name)
+def test_attention_cut(shape_name: str, pos: int, tokens: int, tensor: bool) -> None:
+    k = kernels(shape_name, tensor=tensor)
     x = mix.attn_input(k, pos, tokens)
     whole = mix.attn_run(k, x, [tokens])
     for i, first in enumerate(([1], [3, 8], [24, 1, 7], [1] * 6)):
@@ -212,9 +222,10 @@ def test_attention_cut(shape_name: str, pos: int, tokens: int) -> None:
             assert np.array_equal(getattr(cut, name), getattr(whole, name)), f"{name} after {first}"
 
 
-def test_cache_by_head() -> None:
+@FORMS
+def test_cache_by_head(tensor: bool) -> None:
     """The cache's strides are arguments: one head after another gives the same bits."""
-    k = kernels("real")
+    k = kernels("real", tensor=tensor)
     x = mix.attn_input(k, 70, 13)
     usual, other = (mix.attn_run(k, x, [5, 8], by_head=b) for b in (False, True))
     assert k.faults == []

@@ -315,7 +315,8 @@ int cuda_trace(struct backend_model *m, const struct cuda_run *run, enum stage s
 /* Bytes that the persistent decode step (decode.c) takes beside the weights, once those are
  * planned; 0 where it does not suit the card or the weights. */
 size_t cuda_decode_bytes(const struct backend_model *m);
-size_t cuda_decode_score_bytes(const struct backend_model *m, int32_t layer); /* of those, read */
+/* Of those what a step reads in a layer: router times output projection. */
+size_t cuda_decode_score_bytes(const struct backend_model *m, int32_t layer);
 int32_t cuda_decode_stages(const struct backend_model *m); /* of its step: see cuda-decode.md */
 
 /* prompt.c: whether its kernels suit the card and the weights, once those are planned, and are not

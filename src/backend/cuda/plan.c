@@ -155,6 +155,7 @@ void cuda_step_bytes(const struct backend_model *m, const struct plan_query *q, 
     uint64_t n = (uint64_t)rows, h = (uint64_t)s->hidden, f = sizeof(float);
     for (int32_t l = 0; l < m->w->layers; l++) {
         add_layer(m, l, rows, p);
+        /* Made of weights when the model was opened; one token reads it beside them. */
         if (rows == 1 && m->decode) p->read_bytes += cuda_decode_score_bytes(m, l);
     }
     struct cuda_mat row = m->dw.embed;

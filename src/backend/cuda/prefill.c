@@ -54,7 +54,9 @@ static int send(struct backend_session *s, const int32_t *ids, int32_t n, lily_e
     return cuda_check(d, r, "prompt", err);
 }
 
-/* Logits of rows [first, first + n) of the chunk to out. */
+/* Queues logits of rows [first, first + n) of the chunk, to out once the stream has been waited
+ * for.
+ */
 static int head(struct backend_model *m, const struct cuda_run *run, int32_t first, int32_t n,
                 float *out, lily_err *err) {
     int32_t vocab = model_shape(m)->vocab, flag = m->options.max_sessions;
@@ -67,7 +69,6 @@ static int head(struct backend_model *m, const struct cuda_run *run, int32_t fir
         CUresult r = m->d->to_host(out + (size_t)at * (size_t)vocab, run->x->logits,
                                    (size_t)part * row, m->stream);
         rc = cuda_check(m->d, r, "logits", err);
-        if (rc == LILY_OK) rc = cuda_check(m->d, m->d->stream_wait(m->stream), "logits", err);
         if (rc != LILY_OK) return rc;
     }
     return LILY_OK;

@@ -25,11 +25,12 @@ static const struct {
                {"prefill_deltanet", "delta_pieces", PREFILL_PIECES_SHARED},
                {"prefill_deltanet", "delta_states", PREFILL_STATES_SHARED},
                {"prefill_deltanet", "prompt_gated_norm", 0},
+               {"prefill_gemm", "dense_wide", PREFILL_WIDE_SHARED},
                {"prefill_attention", "prompt_attention_rows", 0},
                {"prefill_attention", "prompt_flash", PREFILL_FLASH_SHARED},
                {"prefill_attention", "prompt_join", 0},
-#define TILED(name, wgs, n, stages)     {"prefill_gemm", name, PREFILL_TILE_SHARED(wgs, n, stages)},
-#define DENSE(wgs, n, stages, at_least) TILED("dense_" #wgs "_" #n, wgs, n, stages)
+#define TILED(name, wgs, n, stages)                  {"prefill_gemm", name, PREFILL_TILE_SHARED(wgs, n, stages)},
+#define DENSE(wgs, n, stages, at_least, pair, alone) TILED("dense_" #wgs "_" #n, wgs, n, stages)
 #define EXPERTS(n, stages, at_least)                                                               \
     TILED("prompt_up_" #n, 2, n, stages) TILED("prompt_down_" #n, 2, n, stages)
 #define DECISIVE(n, stages)                                                                        \

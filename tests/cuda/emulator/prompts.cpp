@@ -22,6 +22,7 @@ struct Adder {
         ADD("prefill_deltanet", delta_pieces)
         ADD("prefill_deltanet", delta_states)
         ADD("prefill_deltanet", prompt_gated_norm)
+        ADD("prefill_gemm", dense_wide)
         ADD("prefill_attention", prompt_attention_rows)
         ADD("prefill_attention", prompt_flash)
         ADD("prefill_attention", prompt_join)

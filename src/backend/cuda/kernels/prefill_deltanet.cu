@@ -2,7 +2,7 @@
  * Layout: channels bf16 [n][C]; scratch [head][piece]; S float32 [heads][128 key][128 value].
  * Threads: pieces a block of 128 a piece and head; states a block of 256 a head and 32 columns.
  * Fused: convolution, SiLU, lengths; gates and pieces. Agrees with ref/deltanet.c to 2.2e-3.
- * Bytes: % of a bound: convolution 63, pieces 29, states 43, norm 82 (bench/cuda-prompt-h200.json).
+ * Bytes: % of a bound: convolution 49, pieces 29, states 37, norm 64 (bench/cuda-prompt-h200.json).
  *
  * Gated DeltaNet of a prompt chunk, in pieces of 64 positions on the absolute grid (docs/model.md;
  * the algebra below). Only the state is passed from piece to piece, so that all else runs over all

@@ -1,8 +1,8 @@
 /* Mathematics: out [n][N] = X [n][K] W^T, W = scale * code + bias rounded to bf16; silu(gate) up.
  * Layout: X and hidden bf16 reordered (prefill_common.cuh), W as tiles (tile.h), out fp16.
- * Threads: a warpgroup has 64 outputs and up to 160 rows (wgmma); W in registers, X shared.
+ * Threads: a warpgroup has 64 outputs and up to 256 rows (wgmma); W in registers, X shared.
  * Fused: unpacking; SiLU(gate) * up; the shared expert. Agrees with ref to 1.5e-3 and bf16 inputs.
- * Bytes: 4,096 rows: dense 73, up 67, down 41 % of 790 TFLOP/s (docs/cuda-prefill.md, budget).
+ * Bytes: 4,096 rows: dense 84 to 92, up 66, down 48 % of 790 TFLOP/s (bench/cuda-prompt-h200.json).
  *
  * Many rows times a quantised matrix on Hopper's tensor cores (prefill_gemm.cuh), for prompts:
  * whole matrices, and the experts' two halves over rows sorted by expert. A row's sum runs over the
@@ -40,7 +40,7 @@ __device__ void dense(const bf16 *x, const cuda_mat &w, fp16 *out, int ldo, int 
         }
 }
 
-#define DENSE(wgs, n, stages, at_least)                                                            \
+#define DENSE(wgs, n, stages, at_least, pair, alone)                                               \
     KERNEL __launch_bounds__(wgs * 128, at_least)                                                  \
         dense_##wgs##_##n(const bf16 *x, cuda_mat w, fp16 *out, int ldo, int rows) {              \
         dense<wgs, n, stages>(x, w, out, ldo, rows);                                               \

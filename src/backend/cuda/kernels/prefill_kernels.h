@@ -33,10 +33,12 @@ static inline bool prefill_takes(int32_t rows, int32_t cols) {
 }
 
 /* Tiles of prefill_gemm.cu: warpgroups, rows of activations, stages of the ring, blocks a
- * multiprocessor at least; experts have two warpgroups. */
+ * multiprocessor at least; of long prompts also times, see prefill_dense_time. Experts have two
+ * warpgroups. */
 #define PREFILL_DENSE_TILES(XX)                                                                    \
-    XX(1, 16, 10, 4)                                                                               \
-    XX(1, 32, 8, 4) XX(1, 64, 8, 2) XX(2, 64, 6, 2) XX(2, 128, 5, 2)
+    XX(1, 16, 10, 4, 0, 0)                                                                         \
+    XX(1, 32, 8, 4, 0, 0)                                                                          \
+    XX(1, 64, 8, 2, 0, 0) XX(2, 64, 6, 2, 39, 25) XX(2, 128, 5, 2, 54, 33)
 #define PREFILL_EXPERT_TILES(XX) XX(16, 9, 3) XX(32, 8, 2) XX(64, 6, 2) XX(128, 5, 2) XX(160, 4, 2)
 #define PREFILL_TILE_SHARED(wgs, n, stages)                                                        \
     ((stages) * (n)*128 + (wgs)*128 * (((stages) + 1) / 2 * 32 + 32) + 1024)
@@ -53,33 +55,53 @@ static inline bool prefill_takes(int32_t rows, int32_t cols) {
 /* of so many groups of 64 inputs a part. */
 #define PREFILL_DECISIVE_SHARED(n, stages, groups) ((n) * ((stages)*256 + (groups)*4) + 1024)
 
-/* dense: x* [rows][w.cols], cuda_mat w, half out, int ldo, int rows. The widest tile that leaves
- * work for every processor. */
+/* Time of so many blocks, in halves of a microsecond at 2,048 inputs on an H200: pair where a
+ * multiprocessor has two blocks, alone where it has one. */
+static inline uint32_t prefill_dense_time(uint32_t blocks, uint32_t processors, uint32_t pair,
+                                          uint32_t alone) {
+    uint32_t left = blocks % (2 * processors);
+    return blocks / (2 * processors) * pair + (left == 0 ? 0 : left <= processors ? alone : pair);
+}
+
+/* dense: x* [rows][w.cols], cuda_mat w, half out, int ldo, int rows. Of few rows the widest tile
+ * that leaves work for every processor, from there on the one that takes the least time; all give
+ * the same bits. */
 static inline struct prefill_launch prefill_dense(int32_t rows, int32_t outputs,
                                                   int32_t processors) {
     static const struct {
         const char *name;
-        uint8_t wgs, n, stages;
+        uint8_t wgs, n, stages, pair, alone;
     } tile[] = {
-#define TILE(wgs, n, stages, at_least) {"dense_" #wgs "_" #n, wgs, n, stages},
+#define TILE(wgs, n, stages, at_least, pair, alone)                                                \
+    {"dense_" #wgs "_" #n, wgs, n, stages, pair, alone},
         PREFILL_DENSE_TILES(TILE)
 #undef TILE
     };
-    int t = 4;
-    while (t > 0) {
-        bool filled = rows > tile[t].n / 2;
+    enum { FEW = 256, WIDE_TIME = 48 };
+    uint32_t all = (uint32_t)processors, least = UINT32_MAX;
+    int best = -1;
+    for (int t = 4; t >= 0; t--) {
         uint32_t blocks =
             prefill_blocks(outputs, 64 * tile[t].wgs) * prefill_blocks(rows, tile[t].n);
-        if (filled && (t < 3 || blocks >= (uint32_t)processors)) break;
-        t--;
+        bool filled = rows > tile[t].n / 2 && (t < 3 || blocks >= all);
+        if (rows <= FEW && best < 0 && (filled || t == 0)) best = t;
+        uint32_t time = prefill_dense_time(blocks, all, tile[t].pair, tile[t].alone);
+        if (rows <= FEW || t < 3 || time >= least) continue;
+        least = time;
+        best = t;
+    }
+    uint32_t wide = prefill_blocks(outputs, 128) * prefill_blocks(rows, 256);
+    if (rows > FEW && prefill_blocks(wide, all) * WIDE_TIME < least) {
+        return (struct prefill_launch){
+            "prefill_gemm", "dense_wide", wide < all ? wide : all, 1, 384, PREFILL_WIDE_SHARED};
     }
     return (struct prefill_launch){
         "prefill_gemm",
-        tile[t].name,
-        prefill_blocks(outputs, 64 * tile[t].wgs),
-        prefill_blocks(rows, tile[t].n),
-        tile[t].wgs * 128u,
-        PREFILL_TILE_SHARED((size_t)tile[t].wgs, tile[t].n, tile[t].stages)};
+        tile[best].name,
+        prefill_blocks(outputs, 64 * tile[best].wgs),
+        prefill_blocks(rows, tile[best].n),
+        tile[best].wgs * 128u,
+        PREFILL_TILE_SHARED((size_t)tile[best].wgs, tile[best].n, tile[best].stages)};
 }
 
 /* Rows of a block of one expert for a chunk: what prompt_group takes as `height`. */
@@ -164,7 +186,8 @@ static inline struct prefill_launch prefill_group(int32_t rows) {
         "prefill_route", "prompt_group", prefill_blocks(rows, 256), 1, 256, 0};
 }
 
-/* combine: half out, places, routing, scores, half shared, x, weight | 0, then as norm from ordered* on. */
+/* combine: half out, places, routing, scores, half shared, x, weight | 0, then as norm from
+ * ordered* on. */
 static inline struct prefill_launch prefill_combine(int32_t rows) {
     return (struct prefill_launch){"prefill_norm", "prompt_combine", (uint32_t)rows, 1, 256, 0};
 }
@@ -179,8 +202,8 @@ static inline int32_t prefill_convolve_each(int32_t rows) {
     return rows > 1024 ? 16 : 4;
 }
 
-/* convolve: half proj, int width, taps, slot, int rows, int layer, channels bf16 [rows][conv_dim], int
- * each. heads: of queries, keys and values. */
+/* convolve: half proj, int width, taps, slot, int rows, int layer, channels bf16 [rows][conv_dim],
+ * int each. heads: of queries, keys and values. */
 static inline struct prefill_launch prefill_convolve(int32_t rows, int32_t heads) {
     return (struct prefill_launch){"prefill_deltanet",
                                    "prompt_convolve",

@@ -1,8 +1,8 @@
 /* Mathematics: x += add, or x += sum of weight * out + gate * shared; x / sqrt(mean(x^2) + eps) w.
- * Layout: x float32, add fp16 [n][H]; out bf16 reordered, and high + low with sums of 64 for what decides.
+ * Layout: x float32, add fp16 [n][H]; out bf16 reordered; high, low, sums to decide.
  * Threads: a block of 256 a row, four neighbouring values a thread and turn.
  * Fused: weighted sum, residual, norm, reordering, splitting. Agrees with ref/norm.c, ref/moe.c.
- * Bytes: 4,096 rows: norm 77, combine 81 % of 4,640 GB/s (docs/cuda-prefill.md, budget).
+ * Bytes: 4,096 rows: norm 77, combine 80 % of 4,640 GB/s (bench/cuda-prompt-h200.json).
  *
  * The residual stream of a prompt chunk: what is added to it, and its norms, with rows as
  * prefill_gemm.cu and prefill_small.cu read them. */
@@ -92,7 +92,8 @@ KERNEL __launch_bounds__(NORM_THREADS)
 }
 
 /* x[r] += sum over choices of weight * out[place] (in order of choice) + sigmoid(gate) * shared[r],
- * both of them stored as EXPERT_UNIT says, gate from the parts of scores; then, where a weight is given, its norm. One block a row. */
+ * both of them stored as EXPERT_UNIT says, gate from the parts of scores; then, where a weight is
+ * given, its norm. One block a row. */
 KERNEL __launch_bounds__(NORM_THREADS)
     prompt_combine(const fp16 *out, const int32_t *places, const float *routing,
                    const float *scores, const fp16 *shared, float *x, const float *weight,

@@ -105,7 +105,7 @@ __device__ __forceinline__ void settle(shared_at at, float x) {
     asm volatile("st.volatile.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
 }
 
-/* ---- signals: counts in shared memory that threads wait for ------------------------------------ */
+/* ---- signals: counts in shared memory that threads wait for ---------------------------------- */
 
 __device__ __forceinline__ void signal_init(shared_at at, int count) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
