@@ -259,7 +259,7 @@ $(BUILD)/%-watched: tests/cuda/emulator/%.cpp $(EMULATED)/%.o $(EMULATED)/emulat
 FUSED := $(CUDA_SHAPES:%=$(BUILD)/fuse-%-emulated)
 cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prompt-emulated $(BUILD)/prefill-emulated $(BUILD)/batch-emulated $(BUILD)/sample-emulated $(FUSED)
 	@$(BUILD)/cuda-emulated
-	@$(BUILD)/cuda-emulated --capability 90 stages logits batch
+	@$(BUILD)/cuda-emulated --capability 90 stages logits batch selftest
 	@$(BUILD)/prompt-emulated --capability 90 logits cuts
 	@$(BUILD)/prefill-emulated check
 	@$(BUILD)/batch-emulated

@@ -45,6 +45,7 @@ static inline int32_t token_at(int64_t i, int32_t vocab) {
 static const double NEAR_TIE = 1e-3;
 
 void check_stages(const struct bench_model *b, int32_t n, bool decode);
+void check_selftest(const struct bench_model *b); /* what lily doctor runs */
 void check_logits(const struct bench_model *b, const int32_t *lengths, int32_t n_lengths);
 void check_cuts(const struct bench_model *b, int32_t n);
 void check_states(const struct bench_model *b, int32_t n);

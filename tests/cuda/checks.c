@@ -376,3 +376,30 @@ void check_kinds(const struct bench_model *b) {
     free(first);
     free(again);
 }
+
+/* ---- the program's own test ------------------------------------------------------------------ */
+
+static void note_item(void *arg, const struct selftest_item *item) {
+    char what[96];
+    (void)arg;
+    if (item->status == SELFTEST_NOTE) return;
+    bool good = item->status == SELFTEST_PASSED;
+    snprintf(what, sizeof what, "%.30s: %.60s", item->name, item->note);
+    if (item->limit > 0) {
+        note(what, item->status == SELFTEST_UNTESTED ? (double)NAN : item->error, item->limit);
+    } else {
+        note(what, !good, 0);
+    }
+}
+
+void check_selftest(const struct bench_model *b) {
+    const struct selftest_args args = {.w = b->w,
+                                       .reference = &backend_ref,
+                                       .layers = b->w->shape->layers,
+                                       .context = 32768,
+                                       .item = note_item};
+    lily_err err;
+    printf("the self-test of lily doctor\n");
+    int rc = b->cuda->selftest(&args, &err);
+    if (rc != LILY_OK) note_error("self-test", rc, &err);
+}

@@ -5,10 +5,11 @@
  *   cuda-check --hold bytes
  *
  * --synth writes a random checkpoint of the real shape to /tmp first and removes it. Groups, of
- * which all up to depth run when none is named: stages logits cuts states batch company sampling
- * greedy depth; kinds (each kind of step once, for slow tools), long (100,000 tokens), speed,
- * batches, sweep, profile (kernels timed one by one), steps (for a profiler). Exit status 1 when a
- * check failed. --hold fills the card's memory but for so many bytes until standard input ends;
+ * which all up to depth run when none is named: selftest stages logits cuts states batch company
+ * sampling greedy depth; kinds (each kind of step once, for slow tools), long (100,000 tokens),
+ * speed, batches, sweep, profile (kernels timed one by one), steps (for a profiler). Exit status 1
+ * when a check failed. --hold fills the card's memory but for so many bytes until standard input
+ * ends;
  * --capability 80 takes the card for an 8.0 (older.c). tests/cuda/run.sh runs it all on a card;
  * built with tests/cuda/emulator it runs the portable kernels on a processor. */
 #include <math.h>
@@ -134,6 +135,7 @@ static void check(const struct bench_model *b, int argc, char **argv, int first)
     if (asked(argc, argv, first, "greedy", !small))
         check_greedy(b, small ? 6 : large ? 100 : 1000, small ? 4 : 32);
     if (asked(argc, argv, first, "depth", large)) check_depth(b, 20000);
+    if (asked(argc, argv, first, "selftest", false)) check_selftest(b);
 #undef ASKED
 }
 

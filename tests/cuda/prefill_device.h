@@ -3,7 +3,7 @@
 #ifndef LILY_CUDA_PREFILL_DEVICE_H
 #define LILY_CUDA_PREFILL_DEVICE_H
 
-#ifdef FEW
+#ifdef FEWER_CASES
 enum { EMULATED = 1 }; /* fewer cases, for tools that are slow */
 #else
 enum { EMULATED = 0 };

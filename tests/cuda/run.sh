@@ -48,7 +48,7 @@ build_into() {
     kernels decode_bench decode_bench $large && kernels prefill_bench prefill_bench $large &&
         kernels decode_cycles decode_bench $large -DDECODE_PROFILE &&
         kernels decode_race decode_bench model/shapes/mini.h -include tests/cuda/plain_ring.cuh &&
-        kernels prefill_race prefill_bench emulator/prefill_shape.h -DFEW &&
+        kernels prefill_race prefill_bench emulator/prefill_shape.h -DFEWER_CASES &&
         kernels racecheck_control racecheck_control $large
 }
 if [ -n "$build" ]; then

@@ -70,6 +70,24 @@ def test_a_card_that_fails_to_open(card, wrong, text):
     assert text in free.stderr and "going on with cpu" in free.stderr
 
 
+def test_doctor_finds_a_card_that_computes_nothing(card):
+    """Its kernels leave everything as it was: no stage is right, and what rests on another says so."""
+    done = card("doctor", "--backend", "cuda", "--model-shape", "mini", "--json")
+    test, = json.loads(done.stdout)["selftest"]
+    assert done.returncode == 1 and not test["passed"] and "error" not in test
+    result = {item["name"]: item["result"] for item in test["items"]}
+    assert result["decode embed"] == result["prompt embed"] == "failed"
+    assert result["decode attn_mix"] == "untested" and result["memory"] == "note"
+    assert result["prompts portable"] == result["sampling"] == "failed"
+
+
+def test_doctor_tells_why_there_is_no_test(card):
+    done = card("doctor", "--json", wrong="devices=0")
+    doc = json.loads(done.stdout)
+    assert done.returncode == 0 and "found no GPU" in cuda_of(doc)["reason"]
+    assert all(test["backend"] != "cuda" for test in doc["selftest"])
+
+
 def test_bench(card):
     """tok/s, GB/s and the fraction of what the memory gives."""
     done = card("bench", "--backend", "cuda", "-p", "8", "-n", "2", "-d", "0", "-r", "1", "--json")

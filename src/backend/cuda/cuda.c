@@ -389,4 +389,5 @@ const struct backend backend_cuda = {
     .kv_import = cuda_kv_import,
     .stats = cuda_stats,
     .plan = cuda_plan,
+    .selftest = cuda_selftest,
 };

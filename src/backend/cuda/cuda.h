@@ -18,6 +18,7 @@
  *   decode.c    a decode step as one persistent kernel (sm_90a)
  *   record.c    a driver that counts what a step would queue
  *   plan.c      what a step costs
+ *   selftest.c  the device at hand against the reference
  *   kernels/    device.h: what host and kernels share; portable_*.cu: any card from 8.0; the others
  *               are for sm_90a
  *
@@ -382,6 +383,9 @@ struct cuda_record {
 };
 void cuda_record_begin(struct cuda_record *r, struct cuda_driver *d); /* both outlive what uses d */
 void cuda_record_end(void);
+
+/* selftest.c */
+int cuda_selftest(const struct selftest_args *args, lily_err *err);
 
 /* plan.c: weights of the published widths without values, and a model of them that is opened on d
  * as on an H200 but for the upload; *out is the caller's to close, also after an error. */

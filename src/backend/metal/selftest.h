@@ -14,20 +14,7 @@
 #define LILY_METAL_SELFTEST_H
 
 #include "backend/metal/metal.h"
-
-enum {
-    SELFTEST_LAYERS = 4,  /* both kinds, and a last one */
-    SELFTEST_DECODED = 4, /* rows that decode brings; distinct tokens */
-    SELFTEST_ROWS = 48    /* rows of the prompt; most are one token, so that some experts get a full
-                             tile of rows and others a few */
-};
-
-/* What the reference's trace reported: float [n] for each layer (-1 is 0), stage and position. */
-struct selftest_rows {
-    float **row; /* [(layers + 1) * STAGE_COUNT * SELFTEST_ROWS], each owned; NULL: not reported */
-    int32_t layers;
-    bool whole; /* memory sufficed */
-};
+#include "backend/selftest.h"
 
 /* What is known of one kernel. */
 struct selftest_verdict {
@@ -41,12 +28,7 @@ struct selftest_verdict {
 enum selftest_mode { SELFTEST_IGNORE, SELFTEST_COMPARE, SELFTEST_DEEP };
 
 struct selftest {
-    const struct selftest_args *args;
-    struct weights w; /* the first layers of args->w */
-    const struct shape *s;
-    int32_t ids[SELFTEST_ROWS];
-    int32_t picked[SELFTEST_DECODED]; /* by the reference, after each of the first ids */
-    struct selftest_rows right;
+    struct selftest_text text;
     struct backend_model *m;
     struct backend_session *session;
     enum selftest_mode mode;
@@ -54,28 +36,17 @@ struct selftest {
     int32_t failed_mark;         /* the newest piece that failed, -1: none */
     bool flipped[SELFTEST_ROWS]; /* rows whose experts differ in this half of the layer */
     struct selftest_verdict verdict[METAL_KERNELS];
-    uint64_t done; /* steps, for progress */
 };
 
 int metal_selftest(const struct selftest_args *args, lily_err *err);
 
-/* The sampling of decoded rows: every part of the pipeline takes part. */
-extern const struct backend_sampling selftest_sampling;
-
 /* selftest_compare.c */
-int selftest_rows_new(struct selftest_rows *r, int32_t layers, lily_err *err);
-void selftest_rows_free(struct selftest_rows *r);
-/* A backend's trace; arg is struct selftest_rows. */
-void selftest_record(void *arg, enum stage stage, int32_t layer, int32_t pos, const float *row,
-                     int32_t n);
 /* One row of one piece: judged, then replaced where the residual stream is. */
 void selftest_compare(struct selftest *t, enum stage stage, int32_t layer, int32_t pos,
                       const float *row, int32_t n);
 /* Puts an error on a kernel's account. */
 void selftest_credit(struct selftest *t, int32_t kernel, enum stage stage, int32_t layer,
                      int32_t pos, double error, double limit);
-/* max |a - b| over the root mean square of b; infinite when that is no number. */
-double selftest_error(const float *a, const float *b, int32_t n);
 
 /* selftest_attention.c: one decoded token, then a few of a prompt, behind random keys and values.
  */
