@@ -218,7 +218,7 @@ in_shell() {
     verdict "$1" $status $((SECONDS - began))
 }
 
-# ---- checks whose time does not matter, side by side -----------------------------------------
+# ---- values, side by side: mostly the processor's work -------------------------------------
 mkdir -p "${models:=$work}"
 four=$models/four.lily full=$models/all.lily
 most=$((seconds / 2 < 300 ? seconds / 2 : 300)) # seconds for all of these
@@ -235,45 +235,6 @@ make_full() {
 older() {
     CUDA_FORCE_PTX_JIT=1 step "$@" stages logits cuts states batch company
 }
-# The stand-in runs the portable kernels, those for several sessions and in one-token steps the
-# persistent one; four layers of the real shape run the prompt kernels of 9.0 too.
-sanitize() { # sanitize <name> <tool> <arguments of cuda-check...>
-    local name=$1 tool=$2
-    shift 2
-    step "$name" $most "$sanitizer" --tool "$tool" --error-exitcode 1 "$check" \
-        --json "$work/$name.json" "$@"
-}
-# Racecheck takes minutes for what others do in a second, so it gets each kind of step once, without
-# the persistent kernel, whose ring it cannot follow; that with a ring which it can
-# (plain_ring.cuh), and the prompt kernels of 9.0 at the smallest shape that they take. The control
-# tells what the tool can follow and must find its two races.
-race() { # race <what> <most reports, or ""> <least> <program...>
-    local what=$1 reports status left=$((seconds - SECONDS))
-    [ $left -ge 2 ] || { echo "$what: no time left" && return 1; }
-    timeout $left "$sanitizer" --tool racecheck "${@:4}" >"$work/race" 2>&1
-    status=$?
-    cat "$work/race"
-    reports=$(grep -c 'Race reported' "$work/race")
-    row "racecheck, $what: reports" "$reports" reports $2 || status=1
-    [ "$reports" -ge "$3" ] || status=1
-    return $status
-}
-races() {
-    local kind status=0
-    for kind in named plain-each; do
-        race "control $kind" 0 0 "$bin/racecheck_control" $kind || status=1
-    done
-    for kind in named-race plain-race; do
-        race "control $kind" "" 1 "$bin/racecheck_control" $kind || status=1
-    done
-    for kind in bulk bulk-each plain plain-warp plain-meet; do
-        race "control $kind" "" 0 "$bin/racecheck_control" $kind
-    done
-    race "decode kernel" 0 0 --kernel-name kns=decode_step "$bin/decode_race" few || status=1
-    race "prompt kernels" 0 0 --kernel-name-exclude kns=plain_ --kernel-name-exclude kns=fill_ \
-        "$bin/prefill_race" check || status=1
-    return $status
-}
 in_all=$seconds
 seconds=$((SECONDS + most < seconds ? SECONDS + most : seconds))
 wants doctor && step doctor 60 "$core" doctor
@@ -281,20 +242,6 @@ wants mini && step mini $most "$check" --json "$work/mini.json" &
 wants real && step real $most "$check" -m "$four" --against cpu --json "$work/real.json" &
 wants older && { older older $most "$check" --capability 80 --json "$work/older.json"
     older older-real $most "$check" --capability 80 -m "$four" --against cpu --json "$work/older-real.json"; } &
-wants long && { step long-real $most "$check" -m "$four" --json "$work/long-real.json" long
-    step long $most "$check" --json "$work/long.json" long; } &
-if command -v "$sanitizer" >/dev/null; then
-    wants memcheck && { sanitize memcheck memcheck states batch
-        sanitize memcheck-real memcheck -m "$four" --against cpu states; } &
-    wants synccheck && sanitize synccheck synccheck kinds &
-    wants racecheck && step racecheck $most "$sanitizer" --tool racecheck --error-exitcode 1 \
-        --kernel-name-exclude kns=decode_step "$check" --json "$work/racecheck.json" kinds &
-    wants racecheck && [ -x "$bin/decode_race" ] && in_shell races races &
-else
-    for s in memcheck synccheck racecheck; do
-        wants $s && skip $s "it needs compute-sanitizer of the CUDA toolkit"
-    done
-fi
 make_full
 wait
 seconds=$in_all
@@ -346,6 +293,63 @@ if wants ncu; then
 fi
 wants bench && in_shell bench bench
 wants full && in_shell full full_card
+
+# ---- what keeps the card busy for long, side by side -----------------------------------------
+most=$((seconds - SECONDS < 300 ? seconds - SECONDS : 300))
+# The stand-in runs the portable kernels, those for several sessions and in one-token steps the
+# persistent one; four layers of the real shape run the prompt kernels of 9.0 too.
+sanitize() { # sanitize <name> <tool> <arguments of cuda-check...>
+    local name=$1 tool=$2
+    shift 2
+    step "$name" $most "$sanitizer" --tool "$tool" --error-exitcode 1 "$check" \
+        --json "$work/$name.json" "$@"
+}
+# Racecheck takes minutes for what others do in a second, so it gets each kind of step once, without
+# the persistent kernel, whose ring it cannot follow; that with a ring which it can
+# (plain_ring.cuh), and the prompt kernels of 9.0 at the smallest shape that they take. The control
+# tells what the tool can follow and must find its two races.
+race() { # race <what> <most reports, or ""> <least> <program...>
+    local what=$1 reports status left=$((seconds - SECONDS))
+    [ $left -ge 2 ] || { echo "$what: no time left" && return 1; }
+    timeout $left "$sanitizer" --tool racecheck "${@:4}" >"$work/race" 2>&1
+    status=$?
+    cat "$work/race"
+    reports=$(grep -c 'Race reported' "$work/race")
+    row "racecheck, $what: reports" "$reports" reports $2 || status=1
+    [ "$reports" -ge "$3" ] || status=1
+    return $status
+}
+races() {
+    local kind status=0
+    race "decode kernel" 0 0 --kernel-name kns=decode_step "$bin/decode_race" few || status=1
+    for kind in named plain-each; do
+        race "control $kind" 0 0 "$bin/racecheck_control" $kind || status=1
+    done
+    for kind in named-race plain-race; do
+        race "control $kind" "" 1 "$bin/racecheck_control" $kind || status=1
+    done
+    for kind in bulk bulk-each plain plain-warp plain-meet; do
+        race "control $kind" "" 0 "$bin/racecheck_control" $kind
+    done
+    race "prompt kernels" 0 0 --kernel-name-exclude kns=plain_ --kernel-name-exclude kns=fill_ \
+        "$bin/prefill_race" check || status=1
+    return $status
+}
+wants long && { step long-real $most "$check" -m "$four" --json "$work/long-real.json" long
+    step long $most "$check" --json "$work/long.json" long; } &
+if command -v "$sanitizer" >/dev/null; then
+    wants memcheck && { sanitize memcheck memcheck states batch
+        sanitize memcheck-real memcheck -m "$four" --against cpu states; } &
+    wants synccheck && sanitize synccheck synccheck kinds &
+    wants racecheck && step racecheck $most "$sanitizer" --tool racecheck --error-exitcode 1 \
+        --kernel-name-exclude kns=decode_step "$check" --json "$work/racecheck.json" kinds &
+    wants racecheck && [ -x "$bin/decode_race" ] && in_shell races races &
+else
+    for s in memcheck synccheck racecheck; do
+        wants $s && skip $s "it needs compute-sanitizer of the CUDA toolkit"
+    done
+fi
+wait
 
 # ---- one document ----------------------------------------------------------------------------
 {
