@@ -11,7 +11,7 @@ allowed() { # the folders (or headers) that files under $1 may include
     src/text/*) echo "base text" ;;
     src/backend/*/*)
         backend=${1#src/backend/}
-        echo "base model backend/backend.h backend/${backend%%/*}"
+        echo "base model backend/backend.h backend/selftest.h backend/${backend%%/*}"
         ;;
     src/backend/*) echo "base model backend" ;;
     src/engine/*) echo "base model ckpt text backend/backend.h engine lily.h" ;;
