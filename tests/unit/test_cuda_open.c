@@ -575,6 +575,65 @@ static void any_later_call_may_fail(void **state) {
     close_model(m);
 }
 
+/* ---- the self-test --------------------------------------------------------------------------- */
+
+struct tested {
+    int items, failed, steps, stop_at;
+    uint64_t total;
+};
+
+static void count_item(void *arg, const struct selftest_item *item) {
+    struct tested *t = arg;
+    t->items++;
+    t->failed += item->status == SELFTEST_FAILED;
+    assert_true(item->status == SELFTEST_NOTE || item->note[0]);
+}
+
+static int count_step(void *arg, uint64_t done, uint64_t total) {
+    struct tested *t = arg;
+    assert_int_equal(done, ++t->steps);
+    t->total = total;
+    return t->steps == t->stop_at;
+}
+
+static int self_test(struct tested *t, lily_err *err) {
+    const struct selftest_args args = {.w = weights,
+                                       .reference = &backend_ref,
+                                       .layers = weights->layers,
+                                       .context = 4096,
+                                       .item = count_item,
+                                       .progress = count_step,
+                                       .arg = t};
+    *err = (lily_err){0};
+    int rc = backend_cuda.selftest(&args, err);
+    assert_int_equal(atomic_load(&card.live), 0);
+    return rc;
+}
+
+/* Kernels that leave everything as it was are found wrong; a test that is stopped or that meets an
+ * error of the driver leaves nothing behind. */
+static void self_tests_find_a_card_that_computes_nothing(void **state) {
+    (void)state;
+    struct tested t = {0};
+    lily_err err;
+    card_reset();
+    if (self_test(&t, &err) != LILY_OK) fail_msg("%s", err.msg);
+    int items = t.items;
+    assert_true(items > 30 && t.failed > 8 && t.steps == (int)t.total);
+    for (int stop = 1; stop <= (int)t.total; stop += 7) {
+        struct tested stopped = {.stop_at = stop};
+        assert_int_equal(self_test(&stopped, &err), LILY_ECANCELED);
+        assert_true(stopped.items < items);
+    }
+    for (long k = 200; k < 3000; k += 900) {
+        struct tested broken = {0};
+        card_reset();
+        card.fail_at = k, card.fail_with = LAUNCH_FAILED, card.stays_failed = true;
+        assert_int_equal(self_test(&broken, &err), LILY_EBACKEND);
+    }
+    card_reset();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(drivers_that_do_not_serve),
@@ -594,6 +653,7 @@ int main(void) {
         cmocka_unit_test(answers_without_saved_states),
         cmocka_unit_test(any_call_may_fail),
         cmocka_unit_test(any_later_call_may_fail),
+        cmocka_unit_test(self_tests_find_a_card_that_computes_nothing),
     };
     return cmocka_run_group_tests(tests, make_weights, free_weights);
 }
