@@ -246,7 +246,7 @@ static void print_object(const struct view *v, const json_t *object, int indent)
         /* One member a line, in the library's order, which goes from the general to the detail. */
         if (is_line(value)) {
             format_value(v, line, sizeof line, name, value);
-            printf("%*s%-*s  %s\n", indent, "", width, shown, line);
+            printf("%*s%-*s  %s\n", indent, "", width, shown, line[0] ? line : "-");
             continue;
         }
         printf("%*s%s:\n", indent, "", shown);

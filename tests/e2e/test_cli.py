@@ -538,6 +538,9 @@ def test_doctor(lily):
     assert all(test["passed"] for test in doc["selftest"])
     text = lily("doctor").stdout
     assert "ref" in text and "GiB" in text and "self-test" in text
+    # What the system does not tell is a dash: no line of the machine ends behind its name.
+    machine = text.split("machine:\n")[1].split("backends:")[0]
+    assert all(len(line.split("  ", 2)[2].strip()) for line in machine.splitlines())
     assert "selftest" not in document(lily("doctor", "--json", "--no-selftest"))
     refused(lily("doctor", "--backend", "ref"), FAILED, "self-test")
 
