@@ -123,12 +123,15 @@ test: deps
 tests: $(UNIT)
 unit: $(UNIT)
 	@REFERENCE=$(REFERENCE) tests/run_unit.sh $(UNIT)
+E2E_CLI := tests/e2e/test_cli.py tests/e2e/test_eval.py
 e2e: $(BUILD)/lily $(BUILD)/lily-core $(BUILD)/fake-serve $(BUILD)/tests/text_driver $(if $(filter Linux,$(OS)),$(BUILD)/tests/fake/libcuda.so.1)
-	@tests/run_e2e.sh $(PYTHON) --lily=$(BUILD)/lily --reference=$(REFERENCE)
+	@tests/run_pytest.sh $(PYTHON) "tests/e2e --ignore-glob=*/test_server* $(E2E_CLI:%=--ignore=%)" "$(E2E_CLI)" \
+	    "tests/e2e/test_server*.py" -- --lily=$(BUILD)/lily --reference=$(REFERENCE)
 check:
 	@tools/check.sh
 metal-emulator:
-	@$(PYTHON) -B -m pytest -q -rs tests/metal_emulator --ignore=tests/metal_emulator/test_contraction.py
+	@tests/run_pytest.sh $(PYTHON) "tests/metal_emulator --ignore-glob=*/test_prefill* --ignore=tests/metal_emulator/test_contraction.py" \
+	    "tests/metal_emulator/test_prefill*.py" --
 	@$(MAKE) --no-print-directory -C tests/metal_runtime run chain
 metal:
 	@$(MAKE) --no-print-directory -C tests/metal_host run
