@@ -83,7 +83,7 @@ static inline struct prefill_launch prefill_dense(int32_t rows, int32_t outputs,
     for (int t = 4; t >= 0; t--) {
         uint32_t blocks =
             prefill_blocks(outputs, 64 * tile[t].wgs) * prefill_blocks(rows, tile[t].n);
-        bool filled = rows > tile[t].n / 2 && (t < 3 || blocks >= all);
+        bool filled = (t < 3 || blocks >= all) && rows > tile[t].n / 2;
         if (rows <= FEW && best < 0 && (filled || t == 0)) best = t;
         uint32_t time = prefill_dense_time(blocks, all, tile[t].pair, tile[t].alone);
         if (rows <= FEW || t < 3 || time >= least) continue;
