@@ -113,7 +113,7 @@ static double experts(const struct weights *w, int32_t layer, const float *in, b
     float *scores = malloc((size_t)s->experts * sizeof *scores), gate, routing[64];
     float *inner = malloc(2 * (size_t)widest * sizeof *inner);
     float *part = malloc((size_t)s->hidden * sizeof *part);
-    int32_t order[512];
+    int32_t order[512] = {0};
     double squares = 0;
     mat_vec(&m->router, in, scores);
     for (int32_t e = 0; e < s->experts; e++) {
