@@ -72,6 +72,14 @@ void ties_keep(void *arg, enum stage stage, int32_t layer, int32_t pos, const fl
                int32_t n);
 void ties_tell(const struct ties *t, const float *truth, const float *own, int32_t n);
 void ties_free(struct ties *t);
+/* Whether ref agrees with the card's row behind ids [0, n) once the eighth and the ninth expert of
+ * one layer are exchanged there, which must be nearly tied; tie: the layer that comes nearest. */
+struct expert_tie {
+    int32_t layer;  /* -1: none */
+    double gap, kl; /* of the two scores, of their root mean square; left of the divergence */
+};
+bool tie_of_experts(const struct bench_model *b, const int32_t *ids, int32_t n, const float *own,
+                    struct expert_tie *tie);
 
 /* profile.c: begin before a model is opened, start before a step, print after it, end at last. */
 void profile_begin(void);

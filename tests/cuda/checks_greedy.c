@@ -83,12 +83,40 @@ static void compare_rows(void *arg, int32_t i, int worker) {
 struct greedy_sum {
     int64_t rows;
     double kl, worst_kl, max;
-    int32_t parted, far; /* prompts; those whose first parting is no near-tie */
-    double gap, cost;    /* largest of all first partings */
+    int32_t parted, far, flipped; /* prompts; those whose first parting is no near-tie; is one of
+                                     experts */
+    double gap, cost;             /* largest of all first partings at a near-tie of tokens */
 };
 
 static void larger(double *a, double b) {
     if (!(b <= *a)) *a = b;
+}
+
+/* A text's first row k at which another token came than the truth's. */
+static void add_parting(const struct greedy *g, int32_t first, int32_t p, int32_t k,
+                        struct greedy_sum *s) {
+    const struct greedy_row *r = &g->rows[p * g->steps + k];
+    const struct prompt *prompt = &g->prompts[p];
+    s->parted++;
+    printf("    prompt %d (%s, %d tokens) parts at token %d: gap %.3f, costs %.2g; row's KL %.2g, "
+           "difference %.2g\n",
+           first + p, prompt->kind, prompt->n, k, r->gap, r->cost, r->kl, r->max);
+    if (!(r->cost <= NEAR_TIE)) {
+        struct expert_tie tie;
+        int32_t n = prompt->n + k, *ids = malloc((size_t)n * sizeof *ids);
+        memcpy(ids, prompt->ids, (size_t)prompt->n * sizeof *ids);
+        memcpy(ids + prompt->n, g->text + p * g->steps, (size_t)k * sizeof *ids);
+        bool tied = tie_of_experts(g->b, ids, n, row_of(g, g->own, p, k), &tie);
+        free(ids);
+        printf("      experts of layer %d, %.2g of the scores apart: exchanged, a KL of %.2g is "
+               "left\n",
+               tie.layer, tie.gap, tie.kl);
+        s->flipped += tied;
+        s->far += !tied;
+        if (tied) return;
+    }
+    larger(&s->gap, r->gap);
+    larger(&s->cost, r->cost);
 }
 
 static void add_block(const struct greedy *g, int32_t first, struct greedy_sum *s) {
@@ -102,14 +130,7 @@ static void add_block(const struct greedy *g, int32_t first, struct greedy_sum *
             larger(&s->max, r->max);
             if (r->want == r->got || parted) continue;
             parted = true;
-            s->parted++;
-            s->far += !(r->cost <= NEAR_TIE);
-            larger(&s->gap, r->gap);
-            larger(&s->cost, r->cost);
-            printf("    prompt %d (%s, %d tokens) parts at token %d: gap %.3f, costs %.2g; row's "
-                   "KL %.2g, difference %.2g\n",
-                   first + p, g->prompts[p].kind, g->prompts[p].n, k, r->gap, r->cost, r->kl,
-                   r->max);
+            add_parting(g, first, p, k, s);
         }
     }
 }
@@ -122,13 +143,15 @@ static void note_sum(const struct greedy_sum *s, int32_t prompts) {
     snprintf(what, sizeof what, "greedy: %d of %d texts part, widest gap %.3f: largest tie cost",
              s->parted, prompts, s->gap);
     note(what, s->rows ? s->cost : (double)NAN, NEAR_TIE);
+    record("greedy: texts that part at a near-tie of experts", s->flipped, "texts");
     note("greedy: texts that part at no near-tie", s->far, 0);
 }
 
 /* A text may part from the truth's where the truth itself is nearly undecided: where a
  * distribution that ties both tokens is closer to it than the mean divergence that is allowed. The
  * width of the gap alone says little: in flat logits of random weights 0.3 is less than in those of
- * a trained model 0.1. */
+ * a trained model 0.1. Or where two experts are nearly tied, and the truth with these two exchanged
+ * agrees with the card (checks_ties.c). */
 void check_greedy(const struct bench_model *b, int32_t prompts, int32_t steps) {
     bool one = b->truth != &backend_ref; /* others spread a step over the processors themselves */
     int workers = one ? 1 : processors();

@@ -25,6 +25,8 @@ PARTS = (
     ("speed", "speed, 40 layers"),
     ("program", "the program as a user starts it, 40 layers"),
 )
+# The sweep has a table of its own; a card that stands for another one tells nothing by its times.
+UNTIMED = ("sweep", "older", "older-real")
 
 
 def number(v):
@@ -52,8 +54,11 @@ def main():
         doc = json.load(f)
     print(f"# The CUDA backend on {doc['device']}\n")
     print(f"Made by `tests/cuda/report.py` from `tests/cuda/run.sh` on {doc['date']}, commit {doc['commit']}, {doc['machine']}.\n")
+    if "tools" in doc:
+        print(f"Tools: {doc['tools']}.\n")
     if "note" in doc:
         print(doc["note"] + "\n")
+    titles = dict(PARTS)
     # A part of another run names its commit.
     names = {key: name + (f" ({doc[key]['commit']})" if "commit" in doc[key] else "") for key, name in PARTS if key in doc}
     parts = [(key, names[key], doc[key]["rows"]) for key, name in PARTS if key in doc and doc[key].get("rows")]
@@ -68,11 +73,12 @@ def main():
     print("\n| measured | | goal |\n|---|--:|--:|")
     for key, _, rows in parts:
         for r in rows:
-            if key == "sweep" or "unit" not in r or r["unit"] in ("of_1", "rows"):
+            if key in UNTIMED or "unit" not in r or r["unit"] in ("of_1", "rows"):
                 continue
             goal = f"at least {number(r['goal'])}" if "goal" in r else f"at most {number(r['limit'])}" if "limit" in r else ""
             missed = ", missed" if "good" in r and not r["good"] else ""
-            print(f"| {r['what']} | {number(r.get('value'))} {r['unit']} | {goal}{missed} |")
+            where = "" if key in ("speed", "program") else f"{titles[key]}: "
+            print(f"| {where}{r['what']} | {number(r.get('value'))} {r['unit']} | {goal}{missed} |")
     sweep = [r for r in doc.get("sweep", {}).get("rows", []) if r.get("unit") == "ms"]
     if sweep:
         print("\n| prompt of | " + " | ".join(r["what"].split()[-1] for r in sweep) + " |")

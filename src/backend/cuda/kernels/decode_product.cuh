@@ -130,6 +130,8 @@ __device__ __forceinline__ void norm_front(Worker &w, Kind kind, int layer, cons
     const float x[4] = {h[0] * weight.x, h[1] * weight.y, h[2] * weight.z, h[3] * weight.w};
     float squares = warp_sum((h[0] * h[0] + h[1] * h[1]) + (h[2] * h[2] + h[3] * h[3]));
     quantise(x, w.scratch());
+    /* Other warps are done with the old ones: each row they finished with them has become a word on
+     * which this sum depends, or a barrier has come since. */
     if (w.lane == 0) w.s.squares[w.warp] = squares;
     __syncwarp();
 }
