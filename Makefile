@@ -198,7 +198,7 @@ $(patsubst %,$(EMULATED)/%.o,$(filter portable_% batch_%,$(CUDA_FILES))): $(EMUL
 	$(Q)$(CXX) -std=c++17 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -Itests/cuda/emulator -Isrc -Isrc/backend/cuda -c -o $@ $(@:.o=.cpp)
 # The same kernels telling of every access to a library of ours in the thread sanitizer's place.
 WATCHED := $(BUILD)/tests/cuda/watched
-$(BUILD)/cuda-watched: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator) $(patsubst %,$(WATCHED)/%.o,watch $(filter portable_% batch_%,$(CUDA_FILES))) $(call OBJ,tests/cuda/emulator/table.c) $(BUILD)/liblily.a
+$(BUILD)/cuda-watched: $(patsubst %,$(EMULATED)/%.o,$(CUDA_CHECK_FILES) emulator) $(patsubst %,$(WATCHED)/%.o,watch $(filter portable_% batch_%,$(CUDA_FILES))) $(EMULATED)/emulator/table.o $(BUILD)/liblily.a
 	@echo "  LINK $@"
 	$(Q)$(CXX) $(filter -fsanitize%,$(CFLAGS)) -rdynamic -o $@ $^ $(STATIC) -lpthread -lm -ldl
 $(WATCHED)/watch.o: tests/cuda/emulator/watch.cpp tests/cuda/emulator/watch.h
