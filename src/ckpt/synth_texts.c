@@ -68,6 +68,30 @@ static void byte_spelling(int id, char out[3]) {
     }
 }
 
+/* Of an id from 256 on: four letters, in the order of the ids, of which there are fewer than 26^4.
+ */
+static void word_spelling(int id, char out[5]) {
+    out[4] = 0;
+    for (int i = 3; i >= 0; i--, id /= 26) out[i] = (char)('a' + id % 26);
+}
+
+/* All ids below the control tokens have one, as in the published model: those without could not be
+ * sampled, and a device that samples would have to mask them in every step. Without merges no text
+ * becomes more than bytes. */
+static json_t *vocabulary(const struct shape *s) {
+    json_t *vocab = json_object();
+    for (int id = 0; id < first_added(s); id++) {
+        char key[5];
+        if (id < 256) {
+            byte_spelling(id, key);
+        } else {
+            word_spelling(id, key);
+        }
+        json_object_set_new(vocab, key, json_integer(id));
+    }
+    return vocab;
+}
+
 static json_t *added_tokens(const struct shape *s) {
     json_t *list = json_array();
     for (int i = 0; i < ADDED; i++) {
@@ -88,16 +112,10 @@ static json_t *tokenizer(const struct shape *s) {
     static const char split[] =
         "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "
         "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-    json_t *vocab = json_object();
-    for (int i = 0; i < 256; i++) {
-        char key[3];
-        byte_spelling(i, key);
-        json_object_set_new(vocab, key, json_integer(i));
-    }
-    json_t *model =
-        json_pack("{s:s, s:n, s:n, s:s, s:s, s:b, s:b, s:b, s:o, s:[]}", "type", "BPE", "dropout",
-                  "unk_token", "continuing_subword_prefix", "", "end_of_word_suffix", "",
-                  "fuse_unk", 0, "byte_fallback", 0, "ignore_merges", 0, "vocab", vocab, "merges");
+    json_t *model = json_pack("{s:s, s:n, s:n, s:s, s:s, s:b, s:b, s:b, s:o, s:[]}", "type", "BPE",
+                              "dropout", "unk_token", "continuing_subword_prefix", "",
+                              "end_of_word_suffix", "", "fuse_unk", 0, "byte_fallback", 0,
+                              "ignore_merges", 0, "vocab", vocabulary(s), "merges");
     json_t *before = json_pack("{s:s, s:[{s:s, s:{s:s}, s:s, s:b}, o]}", "type", "Sequence",
                                "pretokenizers", "type", "Split", "pattern", "Regex", split,
                                "behavior", "Isolated", "invert", 0, byte_level());
