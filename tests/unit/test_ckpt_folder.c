@@ -210,6 +210,12 @@ static void test_vocabulary(void **state) {
     unlink(fx_path("vocab/tokenizer_config.json"));
     json_t *t = fx_read_json(fx_path("vocab/tokenizer.json"));
     json_object_del(t, "added_tokens");
+    json_t *ids = json_object_get(json_object_get(t, "model"), "vocab"), *id;
+    const char *token;
+    void *next;
+    json_object_foreach_safe(ids, next, token, id) { /* the bytes alone */
+        if (json_integer_value(id) >= 256) json_object_del(ids, token);
+    }
     fx_write_json(fx_path("vocab/tokenizer.json"), t);
     struct ckpt *c = fx_load_ok(path, false);
     assert_int_equal(ckpt_weights(c)->vocab_used, 256);
