@@ -29,10 +29,10 @@ static const struct {
                {"prefill_attention", "prompt_attention_rows", 0},
                {"prefill_attention", "prompt_flash", PREFILL_FLASH_SHARED},
                {"prefill_attention", "prompt_join", 0},
-#define TILED(name, wgs, n, stages)                  {"prefill_gemm", name, PREFILL_TILE_SHARED(wgs, n, stages)},
-#define DENSE(wgs, n, stages, at_least, pair, alone) TILED("dense_" #wgs "_" #n, wgs, n, stages)
+#define TILED(name, wgs, n, stages) {"prefill_gemm", name, PREFILL_TILE_SHARED(wgs, n, stages)},
 #define EXPERTS(n, stages, at_least)                                                               \
     TILED("prompt_up_" #n, 2, n, stages) TILED("prompt_down_" #n, 2, n, stages)
+#define DENSE(wgs, n, stages, at_least, pair, alone) TILED("dense_" #wgs "_" #n, wgs, n, stages)
 #define DECISIVE(n, stages)                                                                        \
     {"prefill_small", "prompt_decisive_" #n, PREFILL_DECISIVE_SHARED(n, stages, DECISIVE_GROUPS)},
                PREFILL_DENSE_TILES(DENSE) PREFILL_EXPERT_TILES(EXPERTS)
