@@ -243,6 +243,9 @@ void copy_wait(int most) {
 void wait_for_previous() {
     current->waited = moment.waited = has_waited = true;
 }
+void unwatched() {
+    moment.launch = 0;
+}
 void barrier() {
     leave(BARRIER);
 }

@@ -40,6 +40,7 @@ void copy_later(void *to, const void *from, bool valid);
 void copy_commit();
 void copy_wait(int most);
 void wait_for_previous();
+void unwatched(); /* the rest of this launch */
 void barrier();
 void give_way(); /* what is waited for is for other warps to do */
 enum { EXCHANGE_BYTES = 32 };
