@@ -13,8 +13,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$top"
 n=0
-for source in src/backend/metal/*.c src/backend/check.c src/base/err.c src/base/buf.c \
-    src/model/*.c src/model/shapes/*.c "$here/entry.c"; do
+for source in src/backend/metal/*.c src/backend/check.c src/backend/selftest.c src/base/err.c \
+    src/base/buf.c src/model/*.c src/model/shapes/*.c "$here/entry.c"; do
     n=$((n + 1))
     clang-19 -target arm64-apple-macosx14.0 -ffreestanding -nostdlibinc -isystem "$here/include" \
         -std=c11 -O2 -DLILY_METAL -Iinclude -Isrc -Wall -Wextra -Wshadow -Wconversion \
