@@ -268,7 +268,7 @@ cuda-emulator: $(BUILD)/cuda-emulated $(BUILD)/prompt-emulated $(BUILD)/prefill-
 	@$(BUILD)/batch-emulated
 	@$(BUILD)/sample-emulated
 	@for f in $(FUSED); do $$f || exit 1; done
-# Who touches what, and what orders it: six minutes.
+# Who touches what, and what orders it: ten minutes of one processor.
 cuda-races: $(BUILD)/watch-control $(BUILD)/cuda-watched $(BUILD)/batch-watched $(BUILD)/prefill-watched
 	@$(BUILD)/watch-control
 	@$(BUILD)/cuda-watched kinds
