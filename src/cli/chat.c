@@ -302,7 +302,9 @@ static int take_turn(struct chat *c, bool *answered, lily_err *err) {
         lily_result result;
         printout_start(&answer, false);
         interrupt_clear();
+        if (c->edit) interrupt_release();
         int rc = conversation_answer(&c->talk, &answer, &result, err);
+        if (c->edit) interrupt_hold();
         if (!rc) print_turn_end(c, &answer, &result);
         *answered = !rc && (result.finish != LILY_FINISH_CANCELLED || result.output_tokens > 0);
         /* Nobody reads any more: further answers would only burn time. */
@@ -342,8 +344,10 @@ static bool told_to_leave(void) {
     return interrupted() && interrupted() != SIGINT;
 }
 
-/* The loop behind the prompt, until Ctrl-D, /quit or a signal. */
+/* The loop behind the prompt, until Ctrl-D, /quit or a signal. At a terminal Ctrl-C is let in where
+ * a key is awaited and while an answer is computed. */
 static void talk(struct chat *c) {
+    if (c->edit) interrupt_hold();
     while (!c->leaving && !told_to_leave()) {
         interrupt_clear();
         enum line_status status = read_entry(c, "> ");
@@ -355,6 +359,7 @@ static void talk(struct chat *c) {
         }
         output_flush();
     }
+    if (c->edit) interrupt_release();
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */

@@ -41,6 +41,22 @@ void interrupt_clear(void) {
     noted = 0;
 }
 
+/* SIGINT alone: what ends the program need not wait for a terminal stopped with Ctrl-S. */
+static void mask_sigint(int how) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    pthread_sigmask(how, &set, NULL);
+}
+
+void interrupt_hold(void) {
+    mask_sigint(SIG_BLOCK);
+}
+
+void interrupt_release(void) {
+    mask_sigint(SIG_UNBLOCK);
+}
+
 void interrupt_session(lily_session *s) {
     atomic_store(&running, s);
 }

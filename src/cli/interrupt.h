@@ -12,6 +12,11 @@ void interrupt_catch(void);
 int interrupted(void);
 void interrupt_clear(void);
 
+/* Between the two SIGINT waits. A write to a terminal that a signal ends loses what stdio held, and
+ * Ctrl-C at a terminal comes in the middle of its writes. */
+void interrupt_hold(void);
+void interrupt_release(void);
+
 /* The session whose lily_generate a signal cancels; NULL: none. */
 void interrupt_session(lily_session *s);
 

@@ -71,14 +71,16 @@ static bool wait_for_key(struct keyboard *k, const sigset_t *open_mask) {
 }
 
 int keyboard_read(struct keyboard *k, wchar_t *out) {
-    sigset_t ours, open_mask;
+    sigset_t ours, before, open_mask;
     mbstate_t state = {0};
     int got = -1;
     sigemptyset(&ours);
     sigaddset(&ours, SIGINT);
     sigaddset(&ours, SIGTERM);
     sigaddset(&ours, SIGHUP);
-    sigprocmask(SIG_BLOCK, &ours, &open_mask);
+    sigprocmask(SIG_BLOCK, &ours, &before);
+    open_mask = before;
+    sigdelset(&open_mask, SIGINT);
     while (wait_for_key(k, &open_mask)) {
         char byte;
         got = (int)read(STDIN_FILENO, &byte, 1);
@@ -93,6 +95,6 @@ int keyboard_read(struct keyboard *k, wchar_t *out) {
             break;
         got = -1;
     }
-    sigprocmask(SIG_SETMASK, &open_mask, NULL);
+    sigprocmask(SIG_SETMASK, &before, NULL);
     return got;
 }

@@ -16,7 +16,8 @@ struct keyboard {
     void *arg;
 };
 
-/* The next character: 1, 0 at the end, -1 after a signal. */
+/* The next character: 1, 0 at the end, -1 after a signal. SIGINT is let in while it waits, also
+ * where the caller holds it. */
 int keyboard_read(struct keyboard *k, wchar_t *out);
 
 #endif

@@ -91,9 +91,7 @@ static void print_call_begin(struct printout *a, const lily_event *event) {
     print_piece(a, ANSWER_TOOL, " ", 1);
 }
 
-/* Every event asks whether to go on, the prompt's chunks included: this is what bounds a Ctrl-C. */
-int printout_event(void *arg, const lily_event *event) {
-    struct printout *a = arg;
+static void take_event(struct printout *a, const lily_event *event) {
     switch (event->kind) {
     case LILY_EVENT_PREFILL:
         a->read = event->done;
@@ -122,18 +120,29 @@ int printout_event(void *arg, const lily_event *event) {
         print_call_end(a);
         break;
     }
+}
+
+/* Every event asks whether to go on, the prompt's chunks included: this is what bounds a Ctrl-C. A
+ * pipe that nobody empties is another matter than a terminal: there the signal ends the write. */
+int printout_event(void *arg, const lily_event *event) {
+    struct printout *a = arg;
+    if (a->watched) interrupt_hold();
+    take_event(a, event);
+    if (a->watched) interrupt_release();
     return interrupted() || a->output_failed || a->no_memory;
 }
 
 void printout_end(struct printout *a) {
     work_bar_end(&a->bar);
     if (a->quiet) return;
+    if (a->watched) interrupt_hold();
     if (a->part == ANSWER_REASONING) fputs(normal, stdout);
     /* A shell prompt or the statistics should not stand at the end of the answer's last line. */
     if (a->line_open) putchar('\n');
     a->line_open = false;
     a->part = ANSWER_NOTHING;
     output_flush();
+    if (a->watched) interrupt_release();
 }
 
 /* Tool calls as OpenAI's messages have them, arguments as an object (the template wants one). */

@@ -711,6 +711,22 @@ def test_chat_interrupt(lily, standin, terminal, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_chat_interrupt_within_a_write(lily, standin, terminal):
+    t = terminal(lily, "chat", *endless(lily, standin), "--no-history")
+    t.expect("> ")
+    t.type("Tell a story.\r")
+    t.expect("\n")
+    t.type("\x13")  # Ctrl-S: the terminal takes no more, and the next piece waits in a write
+    time.sleep(0.5)
+    os.kill(t.pid, signal.SIGINT)
+    time.sleep(0.1)
+    t.type("\x11")  # Ctrl-Q
+    t.expect("(stopped)", seconds=10)
+    t.expect("> ")
+    t.type("\x04")
+    assert t.wait() == OK
+
+
 def test_chat_commands(chat, tmp_path):
     t = chat("--no-think", "--max-tokens", 8, "--system", "Be brief.")
     t.expect("> ")
