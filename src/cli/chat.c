@@ -34,7 +34,7 @@ struct chat {
     struct keyboard keyboard;
     const char *prompt; /* what the running read shows */
     bool leaving;
-    bool failed; /* a turn did: the exit status tells it to whoever piped the questions in */
+    bool failed; /* a turn or a command did: the exit status tells it to whoever piped them in */
 };
 
 /* ---- reading lines --------------------------------------------------------------------------- */
@@ -142,6 +142,10 @@ static enum line_status read_part(struct chat *c, const char *prompt) {
         ssize_t got = getline(&plain, &room, stdin);
         text = got >= 0 ? plain : NULL;
         n = (int)got;
+        if (got < 0 && errno && !interrupted()) { /* not the end of the input but a fault */
+            fail_text("standard input: %s", strerror(errno));
+            c->failed = true;
+        }
     }
     enum line_status status = LINE_READ;
     if (!text || n <= 0)
@@ -253,11 +257,12 @@ static void run_chat_command(struct chat *c, char *text) {
     for (size_t i = 0; i < N_CHAT_COMMANDS; i++) {
         names[i] = chat_commands[i].name;
         if (strcmp(text, names[i]) == 0) {
-            chat_commands[i].run(c, argument);
+            if (chat_commands[i].run(c, argument)) c->failed = true;
             return;
         }
     }
     const char *near = nearest_word(text, names, N_CHAT_COMMANDS);
+    c->failed = true;
     fail_text("/%s: no such command; %s%s", text, near ? "did you mean /" : "see /",
               near ? near : "help");
 }
@@ -285,7 +290,7 @@ static bool ask_tool_results(struct chat *c, const json_t *calls) {
         snprintf(prompt, sizeof prompt, "result of %s> ",
                  json_string_value(json_object_get(call, "name")));
         if (read_entry(c, prompt) != LINE_READ) return false;
-        if (conversation_add(&c->talk, "tool", c->line.data, &err)) {
+        if (conversation_add(&c->talk, "tool", c->line.data, c->line.len, &err)) {
             fail(&err);
             return false;
         }
@@ -322,13 +327,14 @@ static int take_turn(struct chat *c, bool *answered, lily_err *err) {
 static void take_entry(struct chat *c) {
     lily_err err = {0};
     char *text = c->line.data;
-    if (text[strspn(text, " \t\n")] == 0) return;
+    if (strspn(text, " \t\n") == c->line.len) return;
     if (text[0] == '/' && text[1] != '/') {
         run_chat_command(c, text + 1);
         return;
     }
     const size_t before = conversation_length(&c->talk);
-    int rc = conversation_add(&c->talk, "user", text[0] == '/' ? text + 1 : text, &err);
+    const size_t escaped = text[0] == '/'; /* "//" begins a message with a slash */
+    int rc = conversation_add(&c->talk, "user", text + escaped, c->line.len - escaped, &err);
     bool answered = false;
     if (!rc) rc = take_turn(c, &answered, &err);
     if (!rc && answered) return;
@@ -383,10 +389,12 @@ static int chat(struct chat_options *o, struct chat *c, lily_err *err) {
         printf("%s on %s (%s), context %d. /help lists commands, Ctrl-D leaves.\n", info.model_name,
                info.backend, info.device, (int)info.context);
         c->keyboard = (struct keyboard){.session = c->talk.session, .redraw = redraw, .arg = c};
+        keyboard_open(&c->keyboard);
         start_editing(c, o);
     }
     talk(c);
     end_editing(c);
+    keyboard_close(&c->keyboard);
     return LILY_OK;
 }
 

@@ -1,6 +1,7 @@
 #include "cli/keyboard.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -53,6 +54,23 @@ static void give_back_memory(struct keyboard *k, const sigset_t *open_mask) {
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
+/* Ctrl-C empties the terminal's queue, also of a key that was just reported: a read that waited for
+ * another then, with the signals held, would not end. Reads that never wait need an open file of
+ * their own, since standard input's is mostly that of the output as well. Where there is none (a
+ * terminal that is not the controlling one and has no name here), reads may wait. */
+void keyboard_open(struct keyboard *k) {
+    const int how = O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
+    const char *name = ttyname(STDIN_FILENO);
+    k->fd = tcgetpgrp(STDIN_FILENO) >= 0 ? open("/dev/tty", how) : -1;
+    if (k->fd < 0 && name) k->fd = open(name, how);
+    if (k->fd < 0) k->fd = STDIN_FILENO;
+}
+
+void keyboard_close(struct keyboard *k) {
+    if (k->fd > STDIN_FILENO) close(k->fd);
+    k->fd = STDIN_FILENO;
+}
+
 /* Waits for a byte with the signals let in only here, so that none is missed between a look at the
  * flag and the wait. false: a signal to act on, or the end. */
 static bool wait_for_key(struct keyboard *k, const sigset_t *open_mask) {
@@ -83,7 +101,8 @@ int keyboard_read(struct keyboard *k, wchar_t *out) {
     sigdelset(&open_mask, SIGINT);
     while (wait_for_key(k, &open_mask)) {
         char byte;
-        got = (int)read(STDIN_FILENO, &byte, 1);
+        got = (int)read(k->fd, &byte, 1);
+        if (got < 0 && errno == EAGAIN) continue; /* the key is gone again */
         if (got != 1) break;
         /* A Ctrl-D typed before the editor took the terminal over (during an answer, say) is kept
          * by the terminal as a zero byte. */

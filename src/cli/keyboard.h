@@ -14,7 +14,12 @@ struct keyboard {
     bool asked_enough;         /* it is of no use to ask it again */
     void (*redraw)(void *arg); /* the line as typed so far: one of the engine's log replaced it */
     void *arg;
+    int fd; /* keyboard_open's */
 };
+
+/* Opens standard input's terminal once more for k, which keyboard_close ends. */
+void keyboard_open(struct keyboard *k);
+void keyboard_close(struct keyboard *k);
 
 /* The next character: 1, 0 at the end, -1 after a signal. SIGINT is let in while it waits, also
  * where the caller holds it. */

@@ -1,6 +1,8 @@
-/* lily chat on a terminal and an engine that is short of memory: what happens while nobody types.
- */
+/* lily chat on a terminal and an engine that is short of memory: what happens while nobody types,
+ * and when a signal comes with a key. */
+#include <dlfcn.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -10,6 +12,7 @@
 #include <string.h>
 #include <sys/select.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 #ifdef __APPLE__
 #include <util.h>
@@ -93,13 +96,31 @@ int lily_generate(lily_session *s, const lily_request *request, lily_result *res
  * wanted. */
 bool lily_session_idle(lily_session *s) {
     char line[64];
-    int64_t end = clock_ns() + (int64_t)20 * 1000000000;
+    int64_t end = clock_ns() + (int64_t)90 * 1000000000;
     snprintf(line, sizeof line, "idle %d", ++s->idle);
     s->engine->log(s->engine->arg, line);
     if (s->idle == 1 || s->idle == 4) return s->idle != 4;
     while (!atomic_load(&s->cancel) && clock_ns() < end) usleep(1000);
     s->engine->log(s->engine->arg, atomic_exchange(&s->cancel, false) ? "ended" : "lasted");
     return true;
+}
+
+/* ---- a Ctrl-C at the worst moment ------------------------------------------------------------ */
+
+static int fatal_key; /* counted from 1; 0: none */
+
+/* What a terminal does at Ctrl-C, here between the look at the queue and the read. */
+int pselect(int n, fd_set *restrict in, fd_set *restrict out, fd_set *restrict odd,
+            const struct timespec *restrict pause, const sigset_t *restrict mask) {
+    int (*system_pselect)(int, fd_set *, fd_set *, fd_set *, const struct timespec *,
+                          const sigset_t *);
+    *(void **)&system_pselect = dlsym(RTLD_NEXT, "pselect");
+    int ready = system_pselect(n, in, out, odd, pause, mask);
+    if (ready > 0 && fatal_key > 0 && --fatal_key == 0) {
+        tcflush(STDIN_FILENO, TCIFLUSH);
+        raise(SIGINT);
+    }
+    return ready;
 }
 
 /* ---- a terminal ------------------------------------------------------------------------------ */
@@ -153,21 +174,42 @@ static void waiting_for_the_user(void **state) {
     struct terminal t;
     int status;
     open_terminal(&t);
-    expect(&t, "> ", 20);
+    expect(&t, "> ", 60);
     type(&t, "//x");
-    expect(&t, "x", 20);
-    expect(&t, "\033[Klily: idle 1\r\n", 20);
-    expect(&t, "> //x", 5); /* the line stands there again */
-    expect(&t, "lily: idle 2\r\n", 20);
+    expect(&t, "x", 60);
+    expect(&t, "\033[Klily: idle 1\r\n", 60);
+    expect(&t, "> //x", 60); /* the line stands there again */
+    expect(&t, "lily: idle 2\r\n", 60);
     type(&t, "y"); /* a key ends what takes long */
-    expect(&t, "lily: ended\r\n", 5);
-    expect(&t, "> //x", 5);
-    expect(&t, "y", 5);
-    expect(&t, "lily: idle 3\r\n", 20);
+    expect(&t, "lily: ended\r\n", 60);
+    expect(&t, "> //x", 60);
+    expect(&t, "y", 60);
+    expect(&t, "lily: idle 3\r\n", 60);
     type(&t, "\003"); /* and so does Ctrl-C */
-    expect(&t, "lily: ended\r\n", 5);
-    expect(&t, "(Ctrl-D leaves)", 5);
-    expect(&t, "lily: idle 4\r\n", 20);
+    expect(&t, "lily: ended\r\n", 60);
+    expect(&t, "(Ctrl-D leaves)", 60);
+    expect(&t, "lily: idle 4\r\n", 60);
+    type(&t, "/quit\r");
+    assert_int_equal(waitpid(t.child, &status, 0), t.child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    close(t.fd);
+    buf_free(&t.seen);
+}
+
+/* No key follows: a read that waits for one would not end. */
+static void interrupted_between_look_and_read(void **state) {
+    (void)state;
+    struct terminal t;
+    int status;
+    fatal_key = 3;
+    open_terminal(&t);
+    fatal_key = 0;
+    expect(&t, "> ", 60);
+    type(&t, "ab");
+    expect(&t, "ab", 60);
+    type(&t, "c");
+    expect(&t, "(Ctrl-D leaves)", 60);
+    expect(&t, "> ", 60);
     type(&t, "/quit\r");
     assert_int_equal(waitpid(t.child, &status, 0), t.child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -178,6 +220,7 @@ static void waiting_for_the_user(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(waiting_for_the_user),
+        cmocka_unit_test(interrupted_between_look_and_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
