@@ -81,6 +81,8 @@ static const char *errno_remedy(int errno_value) {
     case EMFILE:
     case ENFILE:
         return "raise the limit on open files (ulimit -n)";
+    case EISDIR:
+        return "give a file's path";
     case ELOOP:
     case ENAMETOOLONG:
         return "check the path and its symbolic links";

@@ -40,8 +40,9 @@ int conversation_set_system(struct conversation *c, const char *text, lily_err *
 
 /* json_pack tells bytes that are not UTF-8 from lack of memory no better than this; the former is
  * what happens. */
-int conversation_add(struct conversation *c, const char *role, const char *text, lily_err *err) {
-    json_t *turn = json_pack("{s:s, s:s}", "role", role, "content", text);
+int conversation_add(struct conversation *c, const char *role, const char *text, size_t n,
+                     lily_err *err) {
+    json_t *turn = json_pack("{s:s, s:s%}", "role", role, "content", text, n);
     if (!turn || json_array_append_new(c->turns, turn))
         return ERR(err, LILY_EINVAL, "input: found bytes that are not UTF-8, expected UTF-8 text");
     return LILY_OK;

@@ -27,8 +27,9 @@ void conversation_reset(struct conversation *c);
 /* text "" or NULL: no system message. */
 int conversation_set_system(struct conversation *c, const char *text, lily_err *err);
 
-/* Adds a user's or a tool's turn; LILY_EINVAL: text is not UTF-8. */
-int conversation_add(struct conversation *c, const char *role, const char *text, lily_err *err);
+/* Adds a user's or a tool's turn of n bytes; LILY_EINVAL: text is not UTF-8. */
+int conversation_add(struct conversation *c, const char *role, const char *text, size_t n,
+                     lily_err *err);
 size_t conversation_length(const struct conversation *c);
 /* Forgets the turns beyond the first n: what a turn that failed had added. */
 void conversation_cut(struct conversation *c, size_t n);

@@ -32,6 +32,7 @@ static int run_command(const struct command *commands, size_t n, int argc, char 
     size_t n_names = 0;
     while (n_names < n && n_names < sizeof names / sizeof *names)
         names[n_names] = commands[n_names].name, n_names++;
+    if (!*argv[0]) return usage_error(NULL, "found \"\", expected a command");
     const char *near = nearest_word(argv[0], names, n_names);
     if (near) return usage_error(NULL, "%s: no such command; did you mean %s?", argv[0], near);
     return usage_error(NULL, "%s: no such command", argv[0]);

@@ -73,7 +73,8 @@ static int examine(const lily_selftest_options *o, bool tests, json_t **out, lil
     return json_object_set_new(*out, "selftest", list) ? ERR_NOMEM(err, "doctor") : LILY_OK;
 }
 
-static void print_doctor(json_t *doc) {
+/* model: what the tests were to run with, NULL: random weights. */
+static void print_doctor(json_t *doc, const char *model) {
     size_t i;
     json_t *test, *tests = json_incref(json_object_get(doc, "selftest"));
     json_object_del(doc, "selftest");
@@ -82,7 +83,8 @@ static void print_doctor(json_t *doc) {
         print_test(test);
     }
     if (tests && json_array_size(tests) == 0)
-        printf("\nself-test: no backend that is usable here has one\n");
+        printf("\nself-test: no backend that is usable here has one%s\n",
+               model ? "; the checkpoint was not looked at (lily inspect does)" : "");
     json_decref(tests);
 }
 
@@ -126,7 +128,7 @@ int cmd_doctor(int argc, char **argv) {
     }
     status = all_passed(json_object_get(doc, "selftest")) ? EXIT_OK : EXIT_FAILED;
     if (json) return print_json(doc) == EXIT_OK ? status : EXIT_FAILED;
-    print_doctor(doc);
+    print_doctor(doc, o.model);
     json_decref(doc);
     return status;
 }

@@ -185,13 +185,13 @@ static int print_score(const struct eval_options *o, const struct eval_work *w,
     char digest[24];
     snprintf(digest, sizeof digest, "%016llx", (unsigned long long)w->digest);
     if (o->model.json)
-        return print_json(json_pack("{s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:s?, s:o}",
-                                    "perplexity", s->perplexity, "nll", s->nll, "top1", s->top1,
-                                    "positions", (json_int_t)w->scored, "tokens",
-                                    (json_int_t)w->tokens.n, "windows", (json_int_t)w->windows,
-                                    "window", (json_int_t)w->window, "seconds", s->seconds, "tok_s",
-                                    (double)w->tokens.n / s->seconds, "logits_digest", digest,
-                                    "logits_out", o->logits_out, "engine", engine_json(w->engine)));
+        return print_json(json_pack(
+            "{s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:o?, s:o}", "perplexity",
+            s->perplexity, "nll", s->nll, "top1", s->top1, "positions", (json_int_t)w->scored,
+            "tokens", (json_int_t)w->tokens.n, "windows", (json_int_t)w->windows, "window",
+            (json_int_t)w->window, "seconds", s->seconds, "tok_s", (double)w->tokens.n / s->seconds,
+            "logits_digest", digest, "logits_out", o->logits_out ? path_json(o->logits_out) : NULL,
+            "engine", engine_json(w->engine)));
     printf("perplexity  %.4f (mean NLL %.6f)\n", s->perplexity, s->nll);
     printf("top-1       %.2f %% of %zu positions\n", s->top1 * 100, w->scored);
     printf("tokens      %zu in %zu windows of up to %zu\n", w->tokens.n, w->windows, w->window);

@@ -40,6 +40,16 @@ int print_json(json_t *doc) {
     return EXIT_OK;
 }
 
+json_t *path_json(const char *path) {
+    json_t *text = json_string(path);
+    char *copy = text ? NULL : strdup(path);
+    if (!copy) return text;
+    err_clean(copy);
+    text = json_string(copy);
+    free(copy);
+    return text;
+}
+
 /* The library's own text: a fault here is a fault of the program, and still no crash. */
 json_t *take_json(char *text, const char *from) {
     json_error_t at;
@@ -99,6 +109,11 @@ int read_input(const char *path, size_t limit, struct buf *out, lily_err *err) {
     bool ok = buf_append(out, data, size);
     free(data);
     return ok ? LILY_OK : ERR_NOMEM(err, path);
+}
+
+int read_operand(const char *operand, size_t limit, struct buf *out, lily_err *err) {
+    if (strcmp(operand, "-") == 0) return read_stdin(limit, out, err);
+    return buf_puts(out, operand) ? LILY_OK : ERR_NOMEM(err, "text");
 }
 
 /* The library parses the text again and says what is wrong with a message or a tool; but it does

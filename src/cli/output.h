@@ -19,6 +19,8 @@ int fail_text(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Prints doc as the one JSON document on standard output and releases it. NULL (out of memory or
  * invalid UTF-8 while it was built) is an error. Returns the exit status. */
 int print_json(json_t *doc);
+/* A path for a document: it need not be text, which JSON must be; what is none becomes '?'. */
+json_t *path_json(const char *path);
 /* Parses a document that the library made; NULL with a message printed. Frees text. */
 json_t *take_json(char *text, const char *from);
 
@@ -31,6 +33,8 @@ bool output_flush(void);
 /* The whole of a file, or of standard input for "-", appended to out; at most limit bytes. */
 int read_input(const char *path, size_t limit, struct buf *out, lily_err *err);
 enum { INPUT_LIMIT = 256 << 20 };
+/* An operand that is text: its own, or that of standard input for "-". */
+int read_operand(const char *operand, size_t limit, struct buf *out, lily_err *err);
 /* The same of a file that holds a JSON array: messages or tools. */
 int read_json_array(const char *path, struct buf *out, lily_err *err);
 

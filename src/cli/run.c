@@ -27,17 +27,16 @@ struct run_work {
 
 /* Operand, file and standard input in the order that the help promises. */
 static int read_prompt(const struct run_options *o, struct buf *out, lily_err *err) {
-    bool from_stdin = o->file ? strcmp(o->file, "-") == 0 : !o->prompt;
-    if (from_stdin && isatty(STDIN_FILENO) && !o->file)
+    if (!o->prompt && !o->file && isatty(STDIN_FILENO))
         return ERR(err, LILY_EINVAL,
                    "prompt: found none, expected one; give it as text, by --file or on "
                    "standard input");
-    if (o->prompt && !buf_puts(out, o->prompt)) return ERR_NOMEM(err, "prompt");
-    if (o->prompt && o->file && !buf_puts(out, "\n\n")) return ERR_NOMEM(err, "prompt");
-    if (!o->prompt || o->file) {
-        int rc = read_input(o->file ? o->file : "-", INPUT_LIMIT, out, err);
-        if (rc) return rc;
-    }
+    int rc = LILY_OK;
+    if (o->prompt) rc = read_operand(o->prompt, INPUT_LIMIT, out, err);
+    if (!rc && o->prompt && o->file && !buf_puts(out, "\n\n")) rc = ERR_NOMEM(err, "prompt");
+    if (!rc && (!o->prompt || o->file))
+        rc = read_input(o->file ? o->file : "-", INPUT_LIMIT, out, err);
+    if (rc) return rc;
     if (out->len == 0) return ERR(err, LILY_EINVAL, "prompt: found nothing, expected text");
     return LILY_OK;
 }
@@ -146,7 +145,8 @@ int cmd_run(int argc, char **argv) {
         .command = "run",
         .operands = "[PROMPT]",
         .summary = "answer one prompt",
-        .about = "The prompt is the operand, --file, or standard input. The answer goes to "
+        .about = "The prompt is the operand (-: standard input), --file, or standard input. The "
+                 "answer goes to "
                  "standard output as it is made; on a terminal the reasoning before it is shown "
                  "dimmed, elsewhere only the answer is written. A tool call is a line with the "
                  "tool's name and its arguments as JSON. Ctrl-C ends the answer.",

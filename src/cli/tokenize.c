@@ -121,8 +121,10 @@ static int tokenize(const struct tokenize_options *o, struct tokenize_work *w, l
     if (rc) return rc;
     if (o->decode) return decode(w, o->decode, err);
     if (o->chat) return render(o, w, err);
-    if (o->operand && !buf_puts(&w->input, o->operand)) return ERR_NOMEM(err, "text");
-    if (!o->operand) rc = read_input(o->file ? o->file : "-", INPUT_LIMIT, &w->input, err);
+    if (o->operand)
+        rc = read_operand(o->operand, INPUT_LIMIT, &w->input, err);
+    else
+        rc = read_input(o->file ? o->file : "-", INPUT_LIMIT, &w->input, err);
     if (rc) return rc;
     const char *text = w->input.len ? w->input.data : "";
     return lily_tokenize(w->engine, text, w->input.len, o->control, &w->tokens, err);
@@ -148,7 +150,7 @@ int cmd_tokenize(int argc, char **argv) {
         .command = "tokenize",
         .operands = "[TEXT]",
         .summary = "text to tokens and back",
-        .about = "The text is the operand, --file, or standard input. One token a line, id and "
+        .about = "The text is the operand (-: standard input), --file, or standard input. One token a line, id and "
                  "bytes; --json gives {\"ids\": [...], \"n\": N}.",
         .example = "lily tokenize \"Hello, world\"",
         USAGE_OPTIONS(options),

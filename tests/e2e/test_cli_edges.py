@@ -1,0 +1,111 @@
+"""What a command does with odd input: "-", folders, names that are not text, ignored signals."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from test_cli import FAILED, OK, USAGE, document, refused
+
+SHORT = ["--no-think", "--temperature", 0, "--max-tokens", 8]
+
+
+def test_a_dash_is_standard_input(lily, standin, tmp_path):
+    words = ["run", "-m", standin, *SHORT]
+    (tmp_path / "more.txt").write_text("and again")
+    for dash, whole in [(["-"], "Say hello."), (["--", "-"], "Say hello."),
+                        (["-", "--file", tmp_path / "more.txt"], "Say hello.\n\nand again")]:
+        piped = lily(*words, "--json", *dash, input="Say hello.")
+        given = lily(*words, "--json", whole)
+        assert document(piped)["prompt_tokens"] == document(given)["prompt_tokens"]
+        assert document(piped)["text"] == document(given)["text"]
+    assert lily("tokenize", "-m", standin, "-", input="Say hello.").stdout == \
+        lily("tokenize", "-m", standin, "Say hello.").stdout
+    refused(lily(*words, "-"), FAILED, "prompt")
+
+
+@pytest.mark.parametrize("words", [["run", "--file"], ["run", "hi", "--tools"], ["eval", "--text"],
+                                   ["tokenize", "--chat"]])
+def test_a_folder_is_no_file(lily, standin, tmp_path, words):
+    refused(lily(*words, tmp_path, "-m", standin), FAILED, str(tmp_path), "give a file's path")
+
+
+def test_an_empty_command(lily):
+    refused(lily(""), USAGE, 'found ""', "command")
+
+
+def test_paths_that_are_not_text(lily, standin, tmp_path):
+    """The work is done and told; JSON, which must be text, shows what is none as '?'."""
+    name = os.fsencode(tmp_path) + b"/m\xff"
+    shown = f"{tmp_path}/m?"
+
+    def run(*words):
+        done = subprocess.run([lily.path, *words], capture_output=True, stdin=subprocess.DEVNULL,
+                              timeout=60)
+        assert done.returncode == OK, done.stderr
+        return json.loads(done.stdout)
+
+    assert run("pack", standin, name, "--json")["out"] == shown
+    doc = run("run", "-m", name, "--json", "--no-think", "--max-tokens", "2", "hi")
+    assert doc["engine"]["path"] == shown
+    assert run("synth", name + b"s", "--shape", "mini", "--layers", "4", "--json")["out"] == \
+        shown + "s"
+    (tmp_path / "ids").write_text("1 2 3")
+    doc = run("eval", "-m", standin, "--ids", tmp_path / "ids", "--json", "--logits-out",
+              name + b".npy")
+    assert doc["logits_out"] == shown + ".npy"
+
+
+def test_ignored_signals_stay_ignored(lily, standin):
+    """nohup: the closing terminal's SIGHUP is not for what is to outlive it."""
+    process = lily.start("run", "-m", standin, "--raw", "--max-tokens", 3000, "--json", "Once",
+                         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    for _ in range(20):
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.02)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == OK, err
+    assert json.loads(out)["finish"] != "cancelled"
+
+
+# ---- chat as a filter --------------------------------------------------------------------------
+
+
+def test_chat_tells_what_failed(lily, standin, tmp_path):
+    words = ["chat", "-m", standin, *SHORT]
+    for line, found in [("/save /no/such/folder/x", "/no/such/folder/x"), ("/sav x", "/sav"),
+                        ("/think perhaps", '"perhaps"')]:
+        done = lily(*words, input=line + "\nSay hello.\n")
+        assert done.returncode == FAILED and done.stdout
+        assert done.stderr.startswith("lily: ") and found in done.stderr
+    assert lily(*words, input=f"Hi\n/save {tmp_path}/talk.json\n").returncode == OK
+
+
+def test_chat_of_a_folder(lily, standin, tmp_path):
+    folder = os.open(tmp_path, os.O_RDONLY)
+    process = lily.start("chat", "-m", standin, stdin=folder)
+    os.close(folder)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (FAILED, b"")
+    assert err == b"lily: standard input: Is a directory\n"
+
+
+def test_chat_keeps_a_null(lily, standin, tmp_path):
+    """A line is as long as it was typed; U+0000 is a character like any other."""
+    path = tmp_path / "talk.json"
+    assert lily("chat", "-m", standin, *SHORT, input=f"a\0b\n/save {path}\n").returncode == OK
+    assert json.loads(path.read_text())[0]["content"] == "a\0b"
+
+
+# ---- doctor ------------------------------------------------------------------------------------
+
+
+def test_doctor_says_that_a_checkpoint_was_not_looked_at(lily, tmp_path):
+    done = lily("doctor", "-m", tmp_path / "none")
+    if "self-test: no backend" not in done.stdout:
+        pytest.skip("a backend with a test of its own is usable here")
+    assert done.returncode == OK and "not looked at" in done.stdout
+    assert "not looked at" not in lily("doctor").stdout
