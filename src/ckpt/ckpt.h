@@ -20,6 +20,11 @@
 
 struct ckpt; /* owns the mapping(s), the float32 copies of small tensors and struct weights */
 
+/* What this layer cannot judge, asked of the layer above before a checkpoint is called whole:
+ * whether its text files make a tokenizer and defaults. c's weights have a shape. 0, or a negative
+ * code with err filled. */
+typedef int (*ckpt_check_fn)(const struct ckpt *c, lily_err *err);
+
 struct ckpt_options {
     /* An unquantised folder is quantised into memory at load (as `lily pack` would do to a file)
      * unless keep_bf16 is set: then its matrices stay 16-bit, for the reference backend. */
@@ -30,6 +35,7 @@ struct ckpt_options {
     /* One line that a user should read (other template, skipped tensors); may be NULL. */
     void (*warn)(void *arg, const char *line);
     void *warn_arg;
+    ckpt_check_fn check; /* of ckpt_pack, before anything is written; may be NULL */
 };
 
 /* path: an MLX 4-bit folder, a bf16 Hugging Face folder, a packed file, or NULL for the embedded
@@ -55,8 +61,9 @@ const char *ckpt_identity(const struct ckpt *c);
 int ckpt_pack(const char *in, const char *out, const struct ckpt_options *options, lily_err *err);
 
 /* What a folder or file is, whether it fits, tensor classes and bytes, every fault found: a JSON
- * document, malloc'd for the caller. Fails only when nothing at all can be said. */
-int ckpt_inspect(const char *path, char **json, lily_err *err);
+ * document, malloc'd for the caller. check (may be NULL) is asked where no other fault was found.
+ * Fails only when nothing at all can be said. */
+int ckpt_inspect(const char *path, ckpt_check_fn check, char **json, lily_err *err);
 
 struct ckpt_synth_options {
     const char *shape; /* "qwen3.6-35b-a3b" or "mini" */

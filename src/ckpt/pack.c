@@ -251,6 +251,7 @@ int ckpt_pack(const char *in, const char *out, const struct ckpt_options *option
     struct packed_plan plan = {0};
     int rc = load_open(&c, in, LOAD_TO_PACK, &work, &f);
     if (rc == 0) rc = check_not_input(&c, out, err);
+    if (rc == 0 && options && options->check) rc = options->check(&c, err);
     if (rc == 0) {
         rc = packed_plan_make(c.weights.shape, c.weights.layers, bits_of_weights, &c.weights, &plan,
                               err);

@@ -1,5 +1,6 @@
 /* The checkpoint tools of lily.h: thin over ckpt/. */
 #include "ckpt/ckpt.h"
+#include "engine/engine.h"
 #include "lily.h"
 
 struct forward {
@@ -17,7 +18,8 @@ int lily_pack(const char *in, const char *out, lily_progress_fn progress, void *
               lily_err *err) {
     struct forward f = {progress, arg, "pack"};
     const struct ckpt_options options = {.progress = progress ? on_progress : NULL,
-                                         .progress_arg = &f};
+                                         .progress_arg = &f,
+                                         .check = engine_check_texts};
     return ckpt_pack(in, out, &options, err);
 }
 
@@ -34,5 +36,5 @@ int lily_synth(const char *out, const lily_synth_options *options, lily_progress
 }
 
 int lily_inspect(const char *path, char **json, lily_err *err) {
-    return ckpt_inspect(path, json, err);
+    return ckpt_inspect(path, engine_check_texts, json, err);
 }

@@ -290,6 +290,22 @@ static struct text_file text_of(const struct ckpt *c, const char *name) {
     return file;
 }
 
+static struct engine_parts parts_of(const struct ckpt *c) {
+    return (struct engine_parts){.weights = ckpt_weights(c),
+                                 .tokenizer = text_of(c, "tokenizer.json"),
+                                 .generation_config = text_of(c, "generation_config.json"),
+                                 .config = text_of(c, "config.json")};
+}
+
+int engine_check_texts(const struct ckpt *c, lily_err *err) {
+    const struct engine_parts parts = parts_of(c);
+    lily_engine e = {.weights = parts.weights};
+    int rc = load_text(&e, &parts, err);
+    tokenizer_free(e.tokenizer);
+    free((int32_t *)e.vocab.holes);
+    return rc;
+}
+
 int lily_engine_open(const lily_engine_options *options, lily_engine **out, lily_err *err) {
     double start = clock_seconds();
     struct ckpt *c = NULL;
@@ -304,15 +320,10 @@ int lily_engine_open(const lily_engine_options *options, lily_engine **out, lily
     };
     int rc = ckpt_load(options->model, &load, &c, err);
     if (rc) return rc;
-    struct engine_parts parts = {
-        .ckpt = c,
-        .weights = ckpt_weights(c),
-        .all = is_auto(options->backend) ? backend_all : NULL,
-        .tokenizer = text_of(c, "tokenizer.json"),
-        .generation_config = text_of(c, "generation_config.json"),
-        .config = text_of(c, "config.json"),
-        .reason = reason,
-    };
+    struct engine_parts parts = parts_of(c);
+    parts.ckpt = c;
+    parts.all = is_auto(options->backend) ? backend_all : NULL;
+    parts.reason = reason;
     if ((rc = engine_choose(backend_all, options->backend, has_16_bits(parts.weights),
                             &parts.backend, reason, sizeof reason, err)) ||
         (rc = engine_assemble(options, &parts, out, err))) {

@@ -44,6 +44,9 @@ struct engine_parts {
 int engine_assemble(const lily_engine_options *options, const struct engine_parts *parts,
                     lily_engine **out, lily_err *err);
 
+/* Whether the checkpoint's text files are what an engine can open: a ckpt_check_fn. */
+int engine_check_texts(const struct ckpt *c, lily_err *err);
+
 /* The backend of all[] (ended by NULL) that name asks for; NULL or "auto": the first usable one
  * that is not ref, except for 16-bit weights, which only ref runs. reason[n]: why, for people. */
 int engine_choose(const struct backend *const *all, const char *name, bool weights_16_bit,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -109,3 +110,27 @@ def test_doctor_says_that_a_checkpoint_was_not_looked_at(lily, tmp_path):
         pytest.skip("a backend with a test of its own is usable here")
     assert done.returncode == OK and "not looked at" in done.stdout
     assert "not looked at" not in lily("doctor").stdout
+
+
+# ---- checkpoints that are whole but cannot be opened ----------------------------------------------
+
+
+@pytest.mark.parametrize("name, text, found", [
+    ("generation_config.json", "{", "generation_config.json"),
+    ("generation_config.json", '{"top_p": "x"}', "top_p"),
+    ("generation_config.json", '{"temperature": -1}', "temperature"),
+    ("generation_config.json", '{"eos_token_id": 999999}', "eos_token_id"),
+    ("tokenizer.json", '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": "x"}}',
+     "tokenizer.json"),
+])
+def test_inspect_and_pack_see_what_would_not_open(lily, trained, tmp_path, name, text, found):
+    folder = tmp_path / "model"
+    shutil.copytree(trained, folder)
+    (folder / name).write_text(text)
+    done = lily("inspect", folder, "--json")
+    assert done.returncode == FAILED, done.stderr
+    doc = json.loads(done.stdout)
+    assert not doc["ok"] and doc["fault_count"] == 1 and found in doc["faults"][0]
+    refused(lily("run", "-m", folder, "hi"), FAILED, found)
+    refused(lily("pack", folder, tmp_path / "out"), FAILED, found)
+    assert os.listdir(tmp_path) == ["model"]

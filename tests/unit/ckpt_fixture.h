@@ -207,7 +207,7 @@ static inline void fx_refused(const char *path, int code, ...) {
     va_end(parts);
 
     char *text = NULL;
-    if (ckpt_inspect(path, &text, &err) != 0) fail_msg("inspect: %s", err.msg);
+    if (ckpt_inspect(path, NULL, &text, &err) != 0) fail_msg("inspect: %s", err.msg);
     json_t *root = json_loads(text, 0, NULL);
     assert_non_null(root);
     assert_true(json_is_false(json_object_get(root, "ok")));

@@ -465,7 +465,7 @@ static void test_messages_are_text(void **state) {
     const char *path = rebuilt("u4\xff", nothing, 0);
     char *text = NULL;
     lily_err err = {0};
-    if (ckpt_inspect(path, &text, &err) != 0) fail_msg("inspect: %s", err.msg);
+    if (ckpt_inspect(path, NULL, &text, &err) != 0) fail_msg("inspect: %s", err.msg);
     fx_message_has(text, "u4?");
     free(text);
 }
@@ -606,7 +606,7 @@ static void test_inspection_lists_all(void **state) {
     const char *path = rebuilt("many", several, 0);
     lily_err err = {0};
     char *text;
-    assert_int_equal(ckpt_inspect(path, &text, &err), 0);
+    assert_int_equal(ckpt_inspect(path, NULL, &text, &err), 0);
     fx_message_has(text, "\"fault_count\": 4");
     fx_message_has(text, "index 4711");
     fx_message_has(text, "index 16383");

@@ -271,7 +271,7 @@ static void test_reference(void **state) {
     check_all_ways(path);
     lily_err err = {0};
     char *text;
-    assert_int_equal(ckpt_inspect(path, &text, &err), 0);
+    assert_int_equal(ckpt_inspect(path, NULL, &text, &err), 0);
     fx_message_has(text, "\"ok\": true");
     free(text);
 }

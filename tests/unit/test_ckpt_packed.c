@@ -125,7 +125,7 @@ static void test_damage(void **state) {
 static json_t *inspection(const char *path) {
     lily_err err = {0};
     char *text;
-    if (ckpt_inspect(path, &text, &err) != 0) fail_msg("%s", err.msg);
+    if (ckpt_inspect(path, NULL, &text, &err) != 0) fail_msg("%s", err.msg);
     json_t *root = json_loads(text, 0, NULL);
     assert_non_null(root);
     free(text);
