@@ -22,23 +22,19 @@ static void note(int signal_number) {
     if (s) lily_cancel(s);
 }
 
-/* What whoever started the program told it to ignore stays ignored: nohup is to outlive its terminal,
- * and a shell without job control keeps Ctrl-C from what it started in the background. */
-static void catch_unless_ignored(int signal_number, const struct sigaction *action) {
-    struct sigaction before;
-    if (sigaction(signal_number, NULL, &before) == 0 && before.sa_handler == SIG_IGN) return;
-    sigaction(signal_number, action, NULL);
-}
-
-/* SIGHUP as well: a closed terminal should leave no half-written file. */
+/* SIGHUP as well: a closed terminal should leave no half-written file. But nohup, which has it
+ * ignored, is to outlive its terminal. SIGINT is caught even so: a script's background job has it
+ * ignored, and whoever sends it there means the job. */
 void interrupt_catch(void) {
     main_thread = pthread_self();
     struct sigaction action = {.sa_handler = note};
     sigemptyset(&action.sa_mask);
     /* No SA_RESTART: a blocked read of the keyboard or of standard input must return. */
-    catch_unless_ignored(SIGINT, &action);
-    catch_unless_ignored(SIGTERM, &action);
-    catch_unless_ignored(SIGHUP, &action);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    struct sigaction before;
+    if (sigaction(SIGHUP, NULL, &before) || before.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL);
 }
 
 int interrupted(void) {

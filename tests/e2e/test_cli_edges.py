@@ -1,4 +1,4 @@
-"""What a command does with odd input: "-", folders, names that are not text, ignored signals."""
+"""What a command does with odd input: "-", folders, names that are not text, nohup."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_paths_that_are_not_text(lily, standin, tmp_path):
     assert doc["logits_out"] == shown + ".npy"
 
 
-def test_ignored_signals_stay_ignored(lily, standin):
+def test_an_ignored_hangup_stays_ignored(lily, standin):
     """nohup: the closing terminal's SIGHUP is not for what is to outlive it."""
     process = lily.start("run", "-m", standin, "--raw", "--max-tokens", 3000, "--json", "Once",
                          preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
