@@ -190,7 +190,7 @@ static int print_score(const struct eval_options *o, const struct eval_work *w,
             s->perplexity, "nll", s->nll, "top1", s->top1, "positions", (json_int_t)w->scored,
             "tokens", (json_int_t)w->tokens.n, "windows", (json_int_t)w->windows, "window",
             (json_int_t)w->window, "seconds", s->seconds, "tok_s", (double)w->tokens.n / s->seconds,
-            "logits_digest", digest, "logits_out", o->logits_out ? path_json(o->logits_out) : NULL,
+            "logits_digest", digest, "logits_out", o->logits_out ? words_json(o->logits_out) : NULL,
             "engine", engine_json(w->engine)));
     printf("perplexity  %.4f (mean NLL %.6f)\n", s->perplexity, s->nll);
     printf("top-1       %.2f %% of %zu positions\n", s->top1 * 100, w->scored);

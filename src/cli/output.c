@@ -40,9 +40,9 @@ int print_json(json_t *doc) {
     return EXIT_OK;
 }
 
-json_t *path_json(const char *path) {
-    json_t *text = json_string(path);
-    char *copy = text ? NULL : strdup(path);
+json_t *words_json(const char *words) {
+    json_t *text = json_string(words);
+    char *copy = text ? NULL : strdup(words);
     if (!copy) return text;
     err_clean(copy);
     text = json_string(copy);

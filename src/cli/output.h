@@ -19,8 +19,9 @@ int fail_text(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Prints doc as the one JSON document on standard output and releases it. NULL (out of memory or
  * invalid UTF-8 while it was built) is an error. Returns the exit status. */
 int print_json(json_t *doc);
-/* A path for a document: it need not be text, which JSON must be; what is none becomes '?'. */
-json_t *path_json(const char *path);
+/* The user's words (a path, a note) for a document: they need not be text, which JSON must be; what
+ * is none becomes '?'. */
+json_t *words_json(const char *words);
 /* Parses a document that the library made; NULL with a message printed. Frees text. */
 json_t *take_json(char *text, const char *from);
 

@@ -110,13 +110,13 @@ static int new_document(struct report *r, lily_err *err) {
     if (rc) return rc;
     json_t *doctor = take_json(text, "doctor");
     r->doc = json_pack(
-        "{s:i, s:o, s:{s:s, s:s, s:s}, s:O?, s:s?, s:o, s:{s:s, s:s, s:s, s:s, s:i}, s:n, s:[], "
+        "{s:i, s:o, s:{s:s, s:s, s:s}, s:O?, s:o?, s:o, s:{s:s, s:s, s:s, s:s, s:i}, s:n, s:[], "
         "s:[], s:[]}",
         "lily_report", 1, "date", now_json(), "program", "name", program_name, "version",
         LILY_VERSION, "commit", build_commit, "machine", json_object_get(doctor, "machine"), "note",
-        r->o->note, "method", method_json(r->o), "published", "source", PUBLISHED_SOURCE, "machine",
-        PUBLISHED_MACHINE, "mlx", PUBLISHED_MLX, "model", PUBLISHED_MODEL, "layers",
-        PUBLISHED_LAYERS, "run", "prefill", "decode", "left_out");
+        r->o->note ? words_json(r->o->note) : NULL, "method", method_json(r->o), "published",
+        "source", PUBLISHED_SOURCE, "machine", PUBLISHED_MACHINE, "mlx", PUBLISHED_MLX, "model",
+        PUBLISHED_MODEL, "layers", PUBLISHED_LAYERS, "run", "prefill", "decode", "left_out");
     json_decref(doctor);
     return r->doc ? LILY_OK : ERR_NOMEM(err, "report");
 }

@@ -58,6 +58,12 @@ def test_paths_that_are_not_text(lily, standin, tmp_path):
     doc = run("eval", "-m", standin, "--ids", tmp_path / "ids", "--json", "--logits-out",
               name + b".npy")
     assert doc["logits_out"] == shown + ".npy"
+    report = tmp_path / "report.json"
+    done = subprocess.run([lily.path, "bench", "-m", name, "-p", "16", "-d", "0", "-n", "1", "-r",
+                           "1", "--report", report, "--note", b"\xff"], capture_output=True,
+                          stdin=subprocess.DEVNULL, timeout=60)
+    assert done.returncode == OK, done.stderr
+    assert json.loads(report.read_text())["note"] == "?"
 
 
 def test_an_ignored_hangup_stays_ignored(lily, standin):
