@@ -140,8 +140,8 @@ static void wait_for_work(struct server *s) {
     until.tv_sec += SECONDS;
     if (!s->watches_memory) {
         pthread_cond_wait(&s->work, &s->lock);
-    } else if (pthread_cond_timedwait(&s->work, &s->lock, &until) == ETIMEDOUT) {
-        s->resting = true;
+    } else if (pthread_cond_timedwait(&s->work, &s->lock, &until) == ETIMEDOUT && !s->stopping) {
+        s->resting = true; /* from here on the watch ends it when the server is to stop */
         pthread_mutex_unlock(&s->lock);
         bool more = lily_session_idle(s->session);
         pthread_mutex_lock(&s->lock);
