@@ -19,13 +19,35 @@ def pytest_addoption(parser):
     parser.addoption("--reference", default="../shared", help="folder of reference data")
 
 
+def until(condition, seconds=60, step=0.01):
+    """Waits until condition() holds, and returns what it said."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {seconds} s: {condition}"
+        time.sleep(step)
+    return found
+
+
+def begun(folder, pid, before=()):
+    """Whether something is written in folder: under a name, or by pid without one."""
+    if {path.name for path in folder.iterdir()} - set(before):
+        return True
+    for fd in Path(f"/proc/{pid}/fd").glob("*"):
+        try:
+            if str(fd.readlink()).startswith(f"{folder}/#") and fd.stat().st_blocks:
+                return True
+        except FileNotFoundError:
+            pass  # closed meanwhile
+    return False
+
+
 class Program:
     """A binary. Calling it runs a command to its end; start() leaves it running."""
 
     def __init__(self, path):
         self.path = Path(path)
 
-    def __call__(self, *args, input=None, timeout=120, **more):
+    def __call__(self, *args, input=None, timeout=300, **more):
         """Runs it with text on stdin (none by default); stdout and stderr are text."""
         words = [str(self.path), *map(str, args)]
         stdin = {"input": input} if input is not None else {"stdin": subprocess.DEVNULL}
@@ -39,19 +61,12 @@ class Program:
         return subprocess.Popen(words, **more)
 
 
-class Terminal:
-    """A program on a pseudo-terminal: what a person at the keyboard sees and types."""
+class Screen:
+    """What is written to a pseudo-terminal: fd is its other side."""
 
-    def __init__(self, words):
+    def __init__(self, fd):
+        self.fd = fd
         self.text = ""
-        self.status = None
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            os.environ.update(TERM="xterm", LC_ALL="C.UTF-8")
-            os.execv(words[0], words)
-
-    def type(self, text):
-        os.write(self.fd, text.encode())
 
     def _read(self, seconds):
         if not select.select([self.fd], [], [], seconds)[0]:
@@ -63,6 +78,13 @@ class Terminal:
         self.text += data.decode("utf-8", "replace")
         return bool(data)
 
+    def expect_any(self, seconds=60):
+        """Waits until anything appears after all that was expected before."""
+        end = time.monotonic() + seconds
+        while not self.text:
+            left = end - time.monotonic()
+            assert left > 0 and self._read(left), f"nothing within {seconds} s"
+
     def expect(self, text, seconds=60):
         """Waits until text appears after all that was expected before; returns what preceded it."""
         end = time.monotonic() + seconds
@@ -72,6 +94,24 @@ class Terminal:
             assert self._read(left) or text in self.text, f"ended without {text!r}: {self.text!r}"
         before, self.text = self.text.split(text, 1)
         return before
+
+    def close(self):
+        os.close(self.fd)
+
+
+class Terminal(Screen):
+    """A program on a pseudo-terminal: what a person at the keyboard sees and types."""
+
+    def __init__(self, words):
+        self.status = None
+        self.pid, fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update(TERM="xterm", LC_ALL="C.UTF-8")
+            os.execv(words[0], words)
+        super().__init__(fd)
+
+    def type(self, text):
+        os.write(self.fd, text.encode())
 
     def wait(self, seconds=60):
         """Waits for the end and returns the exit status (128 + signal for a killed program)."""
@@ -92,7 +132,7 @@ class Terminal:
         if self.status is None:
             os.kill(self.pid, 9)
             os.waitpid(self.pid, 0)
-        os.close(self.fd)
+        super().close()
 
 
 @pytest.fixture

@@ -21,6 +21,11 @@ import pytest
 from conftest import ROOT
 
 
+# Seconds within which what waits for nothing must happen, on whatever machine; scripts that stand
+# for work that goes on last a minute.
+SOON = 10
+
+
 class Server:
     """A running server: its port, its log as it grows, and its end."""
 
@@ -56,7 +61,7 @@ class Server:
         assert port, f"no port: {self.lines}"
         return port
 
-    def stop(self, number=signal.SIGTERM, seconds=20):
+    def stop(self, number=signal.SIGTERM, seconds=60):
         """Asks it to end and returns the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
@@ -66,7 +71,7 @@ class Server:
             if self.process.poll() is None:
                 self.process.kill()
                 self.process.wait()
-            self._log.join(5)
+            self._log.join(60)
 
     def end(self):
         """Asks it to end; it must do so cleanly and without a sanitizer's complaint."""
@@ -75,10 +80,10 @@ class Server:
         assert status == self.expected and not complaints, (status, self.lines[-60:])
 
     def client(self, **more):
-        more = {"max_retries": 0, "timeout": 30, **more}
+        more = {"max_retries": 0, "timeout": 60, **more}
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **more)
 
-    def get(self, path, method="GET", headers=None, body=None, timeout=20):
+    def get(self, path, method="GET", headers=None, body=None, timeout=60):
         """One request on a connection of its own: status, headers, text."""
         with contextlib.closing(
                 http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)) as c:
@@ -91,12 +96,12 @@ class Server:
         assert status == 200
         return json.loads(text)
 
-    def chat(self, body, headers=None, timeout=20):
+    def chat(self, body, headers=None, timeout=60):
         """Posts a chat body (object or bytes): status, headers, text."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.get("/v1/chat/completions", "POST", headers, data, timeout)
 
-    def wait_for(self, condition, seconds=5, step=0.005):
+    def wait_for(self, condition, seconds=60, step=0.005):
         """Waits until condition(health) holds; returns the seconds it took."""
         start = time.monotonic()
         while True:
@@ -106,10 +111,10 @@ class Server:
             assert time.monotonic() - start < seconds, health
             time.sleep(step)
 
-    def wait_idle(self, seconds=5):
+    def wait_idle(self, seconds=60):
         return self.wait_for(lambda h: h["state"] == "idle" and h["queued"] == 0, seconds)
 
-    def wait_log(self, pattern, seconds=5):
+    def wait_log(self, pattern, seconds=60):
         """The first log line that matches."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -126,7 +131,7 @@ class Server:
         with open(f"/proc/{self.process.pid}/statm") as f:
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    def raw(self, timeout=20):
+    def raw(self, timeout=60):
         return Raw(self.port, timeout)
 
 

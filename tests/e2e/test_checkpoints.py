@@ -3,13 +3,13 @@ input is refused with words that help, and nothing half-written stays behind."""
 
 import hashlib
 import json
-import pathlib
 import signal
 import struct
-import time
 
 import numpy as np
 import pytest
+
+from conftest import begun, until
 
 # The class totals of the published MLX 4-bit checkpoint follow from these shapes; `lily inspect`
 # must add up to the same for any number of layers.
@@ -428,29 +428,13 @@ def test_damaged_packed_file(lily, folder, tmp_path):
     assert done.returncode == 1 and "SHA-256" in doc["faults"][0]
 
 
-def begun(folder, pid):
-    """Whether something is written in folder: under a name, or by pid without one."""
-    if list(folder.iterdir()):
-        return True
-    for fd in pathlib.Path(f"/proc/{pid}/fd").glob("*"):
-        try:
-            if str(fd.readlink()).startswith(f"{folder}/#") and fd.stat().st_blocks:
-                return True
-        except FileNotFoundError:
-            pass  # closed meanwhile
-    return False
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_interrupted_write_leaves_nothing(lily, tmp_path, packed):
     """2.5 GB would be written; Ctrl-C comes as soon as the first bytes are there."""
     out = tmp_path / "big"
     more = ["--packed"] if packed else []
     writer = lily.start("synth", out, "--shape", "qwen3.6-35b-a3b", "--layers", 4, *more)
-    end = time.monotonic() + 30
-    while not begun(tmp_path, writer.pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert begun(tmp_path, writer.pid), "nothing was begun"
+    until(lambda: begun(tmp_path, writer.pid))
     writer.send_signal(signal.SIGINT)
     error = writer.communicate(timeout=60)[1].decode()
     assert writer.returncode != 0 and "interrupted" in error, error

@@ -3,10 +3,11 @@
 import json
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
+
+from conftest import begun, until
 
 TEXT = ("The lily is a plant that grows from a bulb. Its flowers open in early summer.\n"
         "In the old garden nobody counted them; they came back every year.\n") * 4
@@ -122,8 +123,8 @@ def test_interrupt_leaves_nothing(lily, standin, tmp_path):
     (tmp_path / "ids").write_text(" ".join(str(i % 200) for i in range(200000)))
     process = lily.start("eval", "-m", standin, "--ids", tmp_path / "ids", "--window", "256",
                          "--logits-out", tmp_path / "l.npy")
-    time.sleep(1.5)
+    until(lambda: begun(tmp_path, process.pid, ["ids"]))
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT and err == b"lily: interrupted\n"
     assert os.listdir(tmp_path) == ["ids"]

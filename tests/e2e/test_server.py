@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import time
 import openai
 import pytest
 
-from server_fixtures import body, events, fake_serve, joined  # noqa: F401 (a fixture)
+from server_fixtures import SOON, body, events, fake_serve, joined  # noqa: F401 (a fixture)
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +115,15 @@ def test_finish_reasons(fake):
 
 def test_an_idle_session_is_asked_until_it_declines(fake_serve):
     server = fake_serve()
+
+    def asked():
+        return int(json.loads(server.chat(body("idle"))[2])["choices"][0]["message"]["content"])
+
     time.sleep(9)
-    reply = json.loads(server.chat(body("idle"))[2])["choices"][0]["message"]["content"]
-    assert reply == "3"
+    end = time.monotonic() + 60
+    while asked() < 3 and time.monotonic() < end:
+        time.sleep(3)
+    assert asked() == 3
 
 
 def test_an_idle_session_is_left_alone_for_a_request_or_the_end(fake_serve):
@@ -125,10 +132,10 @@ def test_an_idle_session_is_left_alone_for_a_request_or_the_end(fake_serve):
     time.sleep(2.5)
     began = time.monotonic()
     assert server.chat(body("content now"))[0] == 200
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30
     idle = fake_serve(rest=60)
     time.sleep(2.5)
-    assert idle.stop(seconds=15) == 0
+    assert idle.stop(seconds=30) == 0
 
 
 def test_a_file_at_its_limit_does_not_end_the_server(fake_serve):
@@ -209,7 +216,7 @@ def test_alias(fake_serve):
 
 @pytest.mark.parametrize("alias, found", [(b"\xff", "not UTF-8"), (b"a" * 128, "longer")])
 def test_an_alias_that_no_client_could_use(fake, alias, found):
-    done = subprocess.run([fake.process.args[0], b"alias=" + alias], capture_output=True, timeout=20)
+    done = subprocess.run([fake.process.args[0], b"alias=" + alias], capture_output=True, timeout=60)
     assert done.returncode == 1 and b"--alias: found" in done.stderr
     assert found in done.stderr.decode()
 
@@ -331,12 +338,12 @@ def test_error_in_a_stream_ends_it_properly(fake):
 
 def test_context_overflow_is_refused_at_once(fake):
     with fake.raw() as busy:
-        busy.post(body("silence 3000", stream=True))
+        busy.post(body("silence 60000", stream=True))
         busy.read_until(b"role")
         for stream in (False, True):
             start = time.monotonic()
             status, _, text = fake.chat(body("x" * 4096, stream=stream))
-            assert time.monotonic() - start < 1
+            assert time.monotonic() - start < SOON
             error = json.loads(text)["error"]
             assert status == 400 and error["code"] == "context_length_exceeded"
             assert error["n_prompt_tokens"] == 4096 and error["n_ctx"] == 4096
@@ -349,12 +356,12 @@ def test_context_overflow_is_refused_at_once(fake):
 
 def test_health_answers_while_a_request_runs(fake):
     with fake.raw() as raw:
-        raw.post(body("prefill 100 20\nsay x"))
+        raw.post(body("prefill 3000 20\nsay x"))
         fake.wait_for(lambda h: h["current"] and h["current"]["prefill_done"] > 2)
         for _ in range(20):
             start = time.monotonic()
             health = fake.health()
-            assert time.monotonic() - start < 0.2
+            assert time.monotonic() - start < SOON
             assert health["state"] == "busy" and health["running"] == 1
             assert health["current"]["phase"] == "prefill"
             assert health["model"] == "fake" and health["backend"] == "script"
@@ -362,11 +369,11 @@ def test_health_answers_while_a_request_runs(fake):
 
 
 PHASES = {  # script, and what health shows when it is time to leave
-    "prefill": ("prefill 400 20\nsay x", lambda h: h["current"]
+    "prefill": ("prefill 3000 20\nsay x", lambda h: h["current"]
                 and h["current"]["prefill_done"] > 1),
-    "decode": ("delay 20\nrepeat 1000 x", lambda h: h["current"]
+    "decode": ("delay 20\nrepeat 3000 x", lambda h: h["current"]
                and h["current"]["phase"] == "decode"),
-    "one long chunk": ("silence 20000", lambda h: h["running"] == 1),
+    "one long chunk": ("silence 60000", lambda h: h["running"] == 1),
 }
 
 
@@ -381,73 +388,75 @@ def test_hang_up_frees_the_engine(fake, phase, stream, how):
     fake.wait_for(reached)
     getattr(raw, how)()
     # one chunk or token of 20 ms, the watch's 25 ms, and a shared machine
-    assert fake.wait_idle() < 1
+    assert fake.wait_idle() < SOON
     assert fake.health()["totals"]["hang_ups"] == before + 1
     assert fake.chat(body("say next"))[0] == 200
 
 
 def test_hang_up_after_five_deltas(fake):
     client = fake.client()
-    stream = client.chat.completions.create(**body("delay 10\nrepeat 1000 x"), stream=True)
+    stream = client.chat.completions.create(**body("delay 20\nrepeat 3000 x"), stream=True)
     for i, _ in enumerate(stream):
         if i == 5:
             break
     stream.close()
-    assert fake.wait_idle() < 1
+    assert fake.wait_idle() < SOON
     line = fake.wait_log(r" 499 .*hang-up in decode.*output=\d+ ")
-    assert int(re.search(r"output=(\d+)", line).group(1)) < 100
+    assert int(re.search(r"output=(\d+)", line).group(1)) < 500
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_hang_up_in_the_queue(fake, stream):
     with fake.raw() as busy:
-        busy.post(body("silence 10000"))
+        busy.post(body("silence 60000"))
         fake.wait_for(lambda h: h["running"] == 1)
         waiting = fake.raw()
         waiting.post(body("say x", stream=stream))
         fake.wait_for(lambda h: h["queued"] == 1)
         waiting.close()
-        assert fake.wait_for(lambda h: h["queued"] == 0) < 1
+        assert fake.wait_for(lambda h: h["queued"] == 0) < SOON
         assert fake.health()["running"] == 1
-    assert fake.wait_idle() < 1
-    assert fake.health()["held_bytes"] == 0
+    assert fake.wait_idle() < SOON
+    fake.wait_for(lambda h: h["held_bytes"] == 0)
 
 
 def test_hang_up_while_the_prompt_is_rendered(fake):
     raw = fake.raw()
-    raw.post(body("slow 500\nsay x"))
+    began = time.monotonic()
+    raw.post(body("slow 4000\nsay x"))
     fake.wait_for(lambda h: h["queued"] == 1)
     raw.close()
-    assert fake.wait_for(lambda h: h["queued"] == 0) < 0.4
+    fake.wait_for(lambda h: h["queued"] == 0)
+    assert time.monotonic() - began < 4  # not only when it is rendered
     assert fake.chat(body("say next"))[0] == 200
 
 
 def test_half_closed_client_counts_as_gone(fake):
     raw = fake.raw()
-    raw.post(body("silence 20000"))
+    raw.post(body("silence 60000"))
     fake.wait_for(lambda h: h["running"] == 1)
     raw.socket.shutdown(1)
-    assert fake.wait_idle() < 1
+    assert fake.wait_idle() < SOON
     raw.close()
 
 
 def test_pipelined_request_does_not_hide_a_hang_up(fake):
     raw = fake.raw()
-    raw.post(body("silence 20000"))
+    raw.post(body("silence 60000"))
     raw.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     fake.wait_for(lambda h: h["running"] == 1)
     time.sleep(0.1)
     assert fake.health()["running"] == 1
     raw.close()
-    assert fake.wait_idle() < 1
+    assert fake.wait_idle() < SOON
 
 
 def test_queue_is_bounded(fake_serve):
-    server = fake_serve(queue=2)
-    raws = []
+    server, raws = fake_serve(queue=2), []
+    client = server.client()
     for n in range(3):
         raws.append(server.raw())
-        raws[-1].post(body("delay 200\nsay a b c" if n == 0 else f"say turn{n}"))
+        raws[-1].post(body("silence 8000\nsay a b c" if n == 0 else f"say turn{n}"))
         server.wait_for(lambda h: h["running"] + h["queued"] == n + 1 and h["running"] == 1)
     for stream in (False, True):
         status, headers, text = server.chat(body("say x", stream=stream))
@@ -455,7 +464,7 @@ def test_queue_is_bounded(fake_serve):
         assert status == 503 and error["code"] == "queue_full" and error["type"] == "server_error"
         assert 1 <= int(headers["Retry-After"]) <= 60
     with pytest.raises(openai.InternalServerError):
-        server.client().chat.completions.create(**body("say x"))
+        client.chat.completions.create(**body("say x"))
     for n, raw in enumerate(raws):  # the others are not harmed, and come in order
         assert (b"a b c" if n == 0 else b"turn%d" % n) in raw.read_until(b'"usage"')
         raw.close()
@@ -475,7 +484,7 @@ def test_client_retries_when_the_queue_is_full(fake_serve):
     for t in threads:
         t.start()
     for t in threads:
-        t.join(30)
+        t.join(60)
     assert answers == ["a b"] * 4
 
 
@@ -490,33 +499,37 @@ def test_identical_requests_get_one_answer(fake):
     for t in threads:
         t.start()
     for t in threads:
-        t.join(30)
+        t.join(60)
     assert len(answers) == n and len(set(answers)) == 1
 
 
 # ---- keep-alive ---------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("script", ["silence 2600\nsay x", "prefill 26 100\nsay x"])
+def comments(raw, end):
+    """How many came up to end."""
+    return raw.read_until(end).count(b": keep-alive\n\n")
+
+
+@pytest.mark.parametrize("script", ["silence 4600\nsay x", "prefill 46 100\nsay x"])
 def test_keep_alive_comments(fake_serve, script):
     server = fake_serve(keepalive=1)
     with server.raw() as first, server.raw() as second:
         start = time.monotonic()
         first.post(body(script, stream=True))
-        first.read_until(b"\r\n\r\n")
-        first.read_until(b'"role"')
-        assert time.monotonic() - start < 0.5  # headers and the first chunk at once
+        assert comments(first, b'"role"') == 0
+        assert time.monotonic() - start < 4  # headers and the first chunk at once
         server.wait_for(lambda h: h["running"] == 1)
-        start = time.monotonic()
         second.post(body("say y", stream=True))
-        second.read_until(b'"role"')
-        assert time.monotonic() - start < 0.5  # also while it waits for its turn
-        assert first.read_until(b"[DONE]").count(b": keep-alive\n\n") == 2
-        assert second.read_until(b"[DONE]").count(b": keep-alive\n\n") == 2
+        assert comments(second, b'"role"') == 0
+        assert time.monotonic() - start < 4  # also while it waits for its turn
+        for raw in (first, second):
+            # one a second, four of which a machine with other work may delay
+            assert 2 <= comments(raw, b"[DONE]") <= time.monotonic() - start
 
 
 def test_no_comments_while_text_flows(fake_serve):
-    server = fake_serve(keepalive=1)
-    _, _, text = server.chat(body("delay 100\nrepeat 25 x", stream=True))
+    server = fake_serve(keepalive=3)
+    _, _, text = server.chat(body("delay 200\nrepeat 20 x", stream=True))
     assert ": keep-alive" not in text
 
 
@@ -526,7 +539,7 @@ def test_no_comments_while_text_flows(fake_serve):
 def test_shutdown_ends_everything_properly(fake_serve, number):
     server = fake_serve()
     raws = [server.raw() for _ in range(4)]
-    raws[0].post(body("delay 20\nrepeat 1000 x", stream=True))
+    raws[0].post(body("delay 20\nrepeat 3000 x", stream=True))
     raws[0].read_until(b'"x"')
     raws[1].post(body("say queued", stream=True))
     raws[1].read_until(b'"role"')
@@ -534,7 +547,7 @@ def test_shutdown_ends_everything_properly(fake_serve, number):
     server.wait_for(lambda h: h["queued"] == 2)
     start = time.monotonic()
     assert server.stop(number) == 0
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < SOON
     for raw in raws[:2]:
         text = raw.read_all()
         assert b'"code":"shutting_down"' in text and b"data: [DONE]\n\n" in text
@@ -552,7 +565,7 @@ def test_shutdown_interrupts_a_long_chunk(fake_serve):
         server.wait_for(lambda h: h["running"] == 1)
         start = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < SOON
         text = raw.read_all()
         assert b"HTTP/1.1 503" in text and b"Retry-After: 1" in text and b"shutting_down" in text
 
@@ -562,13 +575,13 @@ def test_a_second_signal_ends_at_once(fake_serve, second):
     server = fake_serve()
     server.expected = -second
     with server.raw() as raw:
-        raw.post(body("slow 4000\nsay x"))  # nothing cancels the rendering of a prompt
+        raw.post(body("slow 60000\nsay x"))  # nothing cancels the rendering of a prompt
         server.wait_for(lambda h: h["queued"] == 1)
         server.process.send_signal(signal.SIGTERM)
         assert raw.read_until(b"shutting_down")
         start = time.monotonic()
         assert server.stop(second) == -second
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < SOON
 
 
 def test_port_in_use_is_said(fake_serve):
@@ -576,7 +589,7 @@ def test_port_in_use_is_said(fake_serve):
     with pytest.raises(AssertionError):
         fake_serve(port=server.port)
     done = subprocess.run([server.process.args[0], f"port={server.port}"], capture_output=True,
-                          text=True, timeout=20)
+                          text=True, timeout=60)
     assert done.returncode == 1
     assert f"port {server.port}" in done.stderr and "in use" in done.stderr
 
@@ -586,7 +599,9 @@ def test_port_in_use_is_said(fake_serve):
     ("nowhere.invalid", 'host "nowhere.invalid": found'), ("", 'host "": found')])
 def test_a_wrong_address_is_said(fake_serve, host, expected):
     program = fake_serve().process.args[0]
-    done = subprocess.run([program, f"host={host}"], capture_output=True, text=True, timeout=20)
+    quick = {**os.environ, "RES_OPTIONS": "timeout:1 attempts:1"}  # where no name server answers
+    done = subprocess.run([program, f"host={host}"], capture_output=True, text=True, timeout=120,
+                          env=quick)
     assert done.returncode == 1 and expected in done.stderr
 
 
@@ -614,7 +629,7 @@ def test_a_log_that_nobody_reads_stops_nothing(fake_serve):
     process = subprocess.Popen([program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         port = int(process.stdout.readline().split()[1])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         for _ in range(600):  # of some 150 bytes each; a pipe holds 64 KiB
             connection.request("GET", "/" + "x" * 200)
             assert connection.getresponse().read()
@@ -623,5 +638,5 @@ def test_a_log_that_nobody_reads_stops_nothing(fake_serve):
         connection.close()
     finally:
         process.terminate()
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=60)
     assert process.returncode == 0 and log.count("404") > 100

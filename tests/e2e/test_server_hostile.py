@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from server_fixtures import body, events, fake_serve, joined  # noqa: F401 (a fixture)
+from server_fixtures import SOON, body, events, fake_serve, joined  # noqa: F401 (a fixture)
 
 MIB = 1 << 20
 
@@ -20,8 +20,8 @@ def fake(fake_serve):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def strict(fake_serve):  # noqa: F811
-    """Closes silent connections after a second."""
-    return fake_serve(idle=1, body=MIB)
+    """Closes silent connections after two seconds."""
+    return fake_serve(idle=2, body=MIB)
 
 
 # ---- who may ask --------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_chunked_body_over_the_limit(fake):
         with pytest.raises(OSError):
             for _ in range(400):
                 raw.send(b"10000\r\n" + b" " * 65536 + b"\r\n")
-    assert fake.health()["held_bytes"] == 0
+    fake.wait_for(lambda h: h["held_bytes"] == 0)
 
 
 def test_absurd_length_is_refused_at_once(fake):
@@ -188,7 +188,7 @@ def test_nonsense_is_survived(fake):
             try:
                 raw.send(data)
                 raw.socket.shutdown(socket.SHUT_WR)
-                assert raw.closed_within(10), data
+                assert raw.closed_within(60), data
             except OSError:
                 pass
     assert fake.health()["status"] == "ok"
@@ -209,48 +209,48 @@ def test_truncated_bodies(fake):
 def test_silent_connection_is_closed(strict):
     start = time.monotonic()
     with strict.raw() as raw:
-        assert raw.closed_within(5)
-    assert 0.5 < time.monotonic() - start < 4
+        assert raw.closed_within(SOON)
+    assert 1.5 < time.monotonic() - start
 
 
 def test_dripped_head_is_cut(strict):
     with strict.raw() as raw:
         start = time.monotonic()
         with pytest.raises(OSError):
-            for letter in "GET /health HTTP/1.1\r\nX: " + "y" * 100:
+            for letter in "GET /health HTTP/1.1\r\nX: " + "y" * 1000:
                 raw.send(letter)
                 time.sleep(0.1)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < SOON
 
 
 def test_dripped_body_is_cut(strict):
     with strict.raw() as raw:
         raw.send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-                 "Content-Length: 1000\r\n\r\n")
+                 "Content-Length: 2000\r\n\r\n")
         start = time.monotonic()
         with pytest.raises(OSError):
-            for _ in range(100):
+            for _ in range(1000):
                 raw.send(" ")
                 time.sleep(0.1)
-        assert time.monotonic() - start < 5
-    assert strict.health()["held_bytes"] == 0
+        assert time.monotonic() - start < SOON
+    strict.wait_for(lambda h: h["held_bytes"] == 0)
 
 
 def test_slow_but_steady_body_is_served(strict):
     data = json.dumps(body("say x")).encode()
-    data += b" " * (60000 - len(data))
+    data += b" " * (80000 - len(data))
     with strict.raw() as raw:
         raw.send(f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
                  f"Content-Length: {len(data)}\r\n\r\n")
-        for n in range(0, len(data), 2000):  # 20 kB/s: 3 s in all, three times the idle limit
+        for n in range(0, len(data), 2000):  # 20 kB/s: 4 s in all, twice the idle limit
             raw.send(data[n:n + 2000])
             time.sleep(0.1)
         assert b" 200 " in raw.read_until(b"\r\n")
 
 
 def test_waiting_for_the_model_has_no_deadline(strict):
-    assert "late" in strict.chat(body("silence 1800\nsay late"))[2]
-    assert "late" in strict.chat(body("silence 1800\nsay late", stream=True))[2]
+    assert "late" in strict.chat(body("silence 3000\nsay late"))[2]
+    assert "late" in strict.chat(body("silence 3000\nsay late", stream=True))[2]
 
 
 def test_reader_that_stops_is_cut_and_never_holds_the_engine(strict):
@@ -258,10 +258,10 @@ def test_reader_that_stops_is_cut_and_never_holds_the_engine(strict):
     with strict.raw() as raw:
         raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.post(body("repeat 200000 " + "x" * 50, stream=True))
-        strict.wait_idle(30)  # 10 MB of text nobody reads, but the engine is free
+        strict.wait_idle()  # 10 MB of text nobody reads, but the engine is free
         assert strict.memory() - before < 64 * MIB
         assert strict.chat(body("say x"))[0] == 200
-        strict.wait_for(lambda h: h["connections"] == 1, 10)
+        strict.wait_for(lambda h: h["connections"] == 1)
 
 
 def unchunked(text):
@@ -280,7 +280,7 @@ def test_slow_reader_gets_everything(fake):
         raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)  # less drains in a minute
         words = 60000
         raw.post(body(f"repeat {words} abcdefgh", stream=True), extra="Connection: close\r\n")
-        fake.wait_idle(30)
+        fake.wait_idle()
         text = raw.read_all()
     chunks, done = events(unchunked(text).decode())
     assert done
@@ -295,7 +295,7 @@ def test_200_connections_at_once(fake_serve):  # noqa: F811
     server = fake_serve(queue=200)
     n = 200
     raws = [server.raw() for _ in range(n)]
-    assert server.health()["connections"] == n + 1
+    server.wait_for(lambda h: h["connections"] == n + 1)
     for i, raw in enumerate(raws):
         raw.post(body(f"say answer {i} .", stream=i % 2 == 0))
     for i, raw in enumerate(raws):
@@ -316,11 +316,11 @@ def test_200_hang_ups_at_once(fake_serve):  # noqa: F811
     server = fake_serve(queue=200)
     raws = [server.raw() for _ in range(200)]
     for i, raw in enumerate(raws):
-        raw.post(body("silence 20000", stream=i % 2 == 0))
+        raw.post(body("silence 60000", stream=i % 2 == 0))
     server.wait_for(lambda h: h["running"] + h["queued"] == 200)
     for raw in raws:
         raw.reset()
-    assert server.wait_idle() < 2
+    assert server.wait_idle() < SOON
     server.wait_for(lambda h: h["connections"] == 1 and h["held_bytes"] == 0)
     assert server.health()["totals"]["hang_ups"] == 200
 
@@ -363,7 +363,7 @@ def test_churn(fake):
     for t in threads:
         t.start()
     for t in threads:
-        t.join(60)
-    assert not failures
-    fake.wait_idle(20)
+        t.join(120)
+    assert not failures and not any(t.is_alive() for t in threads)
+    fake.wait_idle()
     fake.wait_for(lambda h: h["connections"] == 1 and h["held_bytes"] == 0)
