@@ -5,6 +5,7 @@
 
 #include "backend/backend.h"
 #include "base/err.h"
+#include "engine/engine.h"
 #include "engine/machine.h"
 #include "lily.h"
 
@@ -23,6 +24,13 @@ static const struct {
     {"cpu", "not in this build"},
     {"ref", "not in this build"},
 };
+
+const char *engine_why_absent(const char *name) {
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(known[i].name, name) == 0) return known[i].reason;
+    }
+    return NULL;
+}
 
 static json_t *machine_json(void) {
     struct machine m;

@@ -57,8 +57,10 @@ static int choose_named(const struct backend *const *all, const char *name, bool
         *out = all[i];
         return 0;
     }
-    rc = ERR(err, LILY_EINVAL, "backend: found \"%s\", expected auto, %s", name,
-             names.data ? names.data : "");
+    const char *absent = engine_why_absent(name);
+    rc = absent ? ERR(err, LILY_EBACKEND, "backend %s: %s; see lily doctor", name, absent)
+                : ERR(err, LILY_EINVAL, "backend: found \"%s\", expected auto, %s", name,
+                      names.data ? names.data : "");
     buf_free(&names);
     return rc;
 }

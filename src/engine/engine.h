@@ -47,6 +47,9 @@ int engine_assemble(const lily_engine_options *options, const struct engine_part
 /* Whether the checkpoint's text files are what an engine can open: a ckpt_check_fn. */
 int engine_check_texts(const struct ckpt *c, lily_err *err);
 
+/* Why a backend that the project knows may be absent from this program; NULL: no such name. */
+const char *engine_why_absent(const char *name);
+
 /* The backend of all[] (ended by NULL) that name asks for; NULL or "auto": the first usable one
  * that is not ref, except for 16-bit weights, which only ref runs. reason[n]: why, for people. */
 int engine_choose(const struct backend *const *all, const char *name, bool weights_16_bit,

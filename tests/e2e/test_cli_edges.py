@@ -118,6 +118,16 @@ def test_doctor_says_that_a_checkpoint_was_not_looked_at(lily, tmp_path):
     assert "not looked at" not in lily("doctor").stdout
 
 
+def test_a_backend_that_is_not_built_in(lily, standin):
+    """Doctor lists it with the reason, and asking for it gives the same reason."""
+    absent = [b for b in document(lily("doctor", "--no-selftest", "--json"))["backends"]
+              if b["reason"].startswith("not in this build")]
+    for b in absent:
+        refused(lily("run", "-m", standin, "--backend", b["name"], "hi"), FAILED, b["reason"],
+                "lily doctor")
+    refused(lily("run", "-m", standin, "--backend", "abacus", "hi"), FAILED, "expected auto")
+
+
 # ---- checkpoints that are whole but cannot be opened ----------------------------------------------
 
 
