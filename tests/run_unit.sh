@@ -9,7 +9,7 @@ cores=$(nproc 2>/dev/null || sysctl -n hw.ncpu)
 longest_first='/(ref_golden|_model)$/ {print; next} {rest = rest $0 "\n"} END {printf "%s", rest}'
 printf '%s\n' "$@" | awk "$longest_first" | xargs -P "$cores" -I{} sh -c '
     log=$logs/$(basename {})
-    if command -v timeout >/dev/null; then timeout 900 {}; else {}; fi >"$log" 2>&1
+    if command -v timeout >/dev/null; then timeout 3600 {}; else {}; fi >"$log" 2>&1
     echo $? >"$log.status"'
 
 # The number in cmocka's closing line of that kind, summed over the program's groups.

@@ -177,7 +177,7 @@ def test_a_megabyte_takes_linear_time(pair, tmp_path, text):
     part = driver.ask(op="encode_file", file=str(tmp_path / "small"), control=True)
     whole = driver.ask(op="encode_file", file=str(tmp_path / "whole"), control=True)
     assert whole["seconds"] < 0.2 + 16 * part["seconds"], (part["seconds"], whole["seconds"])
-    assert whole["seconds"] < 10  # minutes would be the fault; seconds are a busy machine
+    assert whole["seconds"] < 20  # of processor time; minutes would be the fault
     short = text[: 20000]  # the library itself is slow on some of these
     assert driver.encode(short) == library.encode(short, add_special_tokens=False).ids
 

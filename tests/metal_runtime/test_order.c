@@ -237,17 +237,21 @@ static void *signal_later(void *event) {
 
 static void another_thread_signals(void **state) {
     (void)state;
-    id event = mtl_new_shared_event(host->device);
+    struct metal_emu_options options = metal_emu_defaults();
+    options.hang_ms = 60000; /* the other thread may wait for a processor */
+    struct host *patient = host_open(&options);
+    id event = mtl_new_shared_event(patient->device);
     mtl_event_set_value(event, 1);
     pthread_t thread;
     pthread_create(&thread, NULL, signal_later, event);
-    id waits = mtl_command_buffer(host->queue);
+    id waits = mtl_command_buffer(patient->queue);
     mtl_encode_wait(waits, event, 9);
     mtl_commit(waits);
     mtl_wait_completed(waits);
     pthread_join(thread, NULL);
     assert_int_equal(mtl_status(waits), MTLCommandBufferStatusCompleted);
     objc_release(event);
+    host_close(patient);
     expect_nothing();
 }
 

@@ -1,6 +1,7 @@
 /* The text layer on its own, for tests: reads one JSON document a line, writes one a line.
  *   {"op":"encode", "text":T, "control":B}            -> {"ids":[...]}
- *   {"op":"encode_file", "file":PATH, "control":B}    -> {"ids":[...], "seconds":S}
+ *   {"op":"encode_file", "file":PATH, "control":B}    -> {"ids":[...], "seconds":S} of processor
+ * time
  *   {"op":"bytes", "ids":[...]}                       -> {"hex":[...]} (null: no such token)
  *   {"op":"render", "messages":M, "tools":T, "options":{...}, "mend":B} -> {"text":T, "ids":[...]}
  *   {"op":"reply", "ids":[...], "in_think":B, "tools":T} -> {"message":M} to be sent back
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "../cpu_clock.h"
 #include "base/file.h"
 #include "text/chat_template.h"
 #include "text/json_text.h"
@@ -27,9 +28,9 @@ static json_t *id_array(const struct id_list *ids) {
 static int encode(const json_t *in, const char *text, size_t n, json_t *out, lily_err *err) {
     struct id_list ids = {0};
     bool control = json_is_true(json_object_get(in, "control"));
-    double start = clock_seconds();
+    double start = cpu_seconds();
     int rc = tokenizer_encode_all(tokenizer, text, n, control, &ids, err);
-    json_object_set_new(out, "seconds", json_real(clock_seconds() - start));
+    json_object_set_new(out, "seconds", json_real(cpu_seconds() - start));
     if (!rc) json_object_set_new(out, "ids", id_array(&ids));
     id_list_free(&ids);
     return rc;

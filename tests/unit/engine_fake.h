@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -47,7 +46,6 @@ static struct fake {
     int32_t fail_at;      /* reading token number fail_at fails, once */
     int32_t refuse_at;    /* a decode step that reads it is not even started, once */
     int32_t most_context; /* models of more are out of memory */
-    int32_t chunk_us;     /* time of a prefill call */
     bool save_fails, export_fails, import_fails, restore_fails, no_sessions, begin_fails;
     bool rewind_fails, no_states;
     enum backend_pressure pressure;
@@ -193,7 +191,6 @@ static int fake_prefill(struct backend_session *s, struct prefill_step *step, li
     step->done = 0;
     s->can_rewind = false;
     s->sampled = -1;
-    if (fake.chunk_us) usleep((useconds_t)fake.chunk_us);
     while (step->done < step->n && step->done < chunk) {
         int rc = fake_read(s, step->ids[step->done], err);
         if (rc) return rc;
