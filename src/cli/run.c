@@ -100,6 +100,25 @@ static int generate(struct run_options *o, struct run_work *w, lily_result *resu
     return rc;
 }
 
+/* What the text alone does not tell: that it ends for lack of room and not because the model had
+ * done. Asked for by --max-tokens, an end needs no word unless it left nothing. */
+static void tell_cut(const struct run_work *w, const lily_result *r) {
+    lily_engine_info info;
+    lily_engine_get_info(w->engine, &info);
+    const bool full = r->prompt_tokens + r->output_tokens >= info.context;
+    const bool none = !w->answer.content.len && json_array_size(w->answer.calls) == 0;
+    if (r->finish != LILY_FINISH_LENGTH || (!full && !none)) return;
+    if (full)
+        fprintf(stderr,
+                "lily: answer: it was cut%s where the context of %d tokens ends; give a larger "
+                "--ctx%s\n",
+                none ? " before it began," : "", (int)info.context, none ? ", or --no-think" : "");
+    else
+        fputs("lily: answer: the length limit was reached before it began; give more --max-tokens, "
+              "or --no-think\n",
+              stderr);
+}
+
 /* The prompt is read before the model is loaded: a wrong file name should not cost a load. */
 static int run(struct run_options *o, struct run_work *w, lily_err *err) {
     lily_result result;
@@ -116,12 +135,7 @@ static int run(struct run_options *o, struct run_work *w, lily_err *err) {
         int status = print_json(printout_json(&w->answer, w->engine, &result));
         if (status) return status;
     }
-    /* Nothing on standard output is no fault of the program: the tokens went into the reasoning. */
-    if (!o->model.json && result.finish == LILY_FINISH_LENGTH && !w->answer.content.len &&
-        json_array_size(w->answer.calls) == 0)
-        fputs("lily: answer: the length limit was reached before it began; give more --max-tokens, "
-              "or --no-think\n",
-              stderr);
+    if (!o->model.json) tell_cut(w, &result);
     if (o->stats || (isatty(STDERR_FILENO) && !o->model.json))
         print_statistics(stderr, &w->answer, w->engine, &result);
     return interrupted() ? 128 + interrupted() : EXIT_OK;

@@ -34,6 +34,16 @@ def test_a_folder_is_no_file(lily, standin, tmp_path, words):
     refused(lily(*words, tmp_path, "-m", standin), FAILED, str(tmp_path), "give a file's path")
 
 
+def test_an_answer_that_fills_the_context(lily, standin):
+    """Nobody asked for that end, and the text alone does not show it."""
+    words = ["run", "-m", standin, "--raw", "--seed", 1]
+    full = lily(*words, "--ctx", 24, "Once upon a time there was")
+    assert full.returncode == OK and full.stdout
+    assert "context of 24 tokens" in full.stderr and "--ctx" in full.stderr
+    asked = lily(*words, "--max-tokens", 8, "Once upon a time there was")
+    assert asked.returncode == OK and asked.stdout and asked.stderr == ""
+
+
 def test_an_empty_command(lily):
     refused(lily(""), USAGE, 'found ""', "command")
 
