@@ -5,6 +5,7 @@ import pty
 import select
 import shutil
 import subprocess
+import termios
 import time
 from pathlib import Path
 
@@ -112,6 +113,13 @@ class Terminal(Screen):
 
     def type(self, text):
         os.write(self.fd, text.encode())
+
+    def prompt(self):
+        """Waits for the prompt, and until the line editor has taken the terminal over: what is typed
+        before that is echoed twice."""
+        before = self.expect("> ")
+        until(lambda: not termios.tcgetattr(self.fd)[3] & termios.ICANON)
+        return before
 
     def wait(self, seconds=60):
         """Waits for the end and returns the exit status (128 + signal for a killed program)."""

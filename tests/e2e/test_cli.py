@@ -675,15 +675,15 @@ def chat(lily, standin, terminal, tmp_path):
 def test_chat(chat, tmp_path):
     t = chat("--max-tokens", 30)
     t.expect("Ctrl-D leaves")
-    t.expect("> ")
+    t.prompt()
     t.type("Say hello.\r")
     first = t.expect("tok/s, answer")
     assert "\033[2m" in first  # the reasoning, dimmed
     assert "(0 cached)" in first
-    t.expect("> ")
+    t.prompt()
     t.type("And again.\r")
     assert re.search(r"\(\d+ cached\)", t.expect("tok/s, answer"))
-    t.expect("> ")
+    t.prompt()
     t.type("\x04")
     assert t.wait() == OK
     history = (tmp_path / "history").read_text()
@@ -694,35 +694,35 @@ def test_chat_follow_up_reads_the_new_turn_only(trained, chat):
     t = chat()
     prompts = []
     for text in ("What is 3 + 4?", "And 5 + 2?"):
-        t.expect("> ")
+        t.prompt()
         t.type(text + "\r")
         found = re.search(r"prompt (\d+) tokens \((\d+) cached\)", t.expect("tok/s, answer"))
         prompts.append([int(n) for n in found.groups()])
     (first, none), (second, cached) = prompts
     assert none == 0 and cached >= first and second - cached < 40
-    t.expect("> ")
+    t.prompt()
     t.type("\x04")
     assert t.wait() == OK
 
 
 def test_chat_interrupt(lily, standin, terminal, tmp_path):
     t = terminal(lily, "chat", *endless(lily, standin), "--no-history")
-    t.expect("> ")
+    t.prompt()
     t.type("Tell a story.\r")
     t.expect("\n")
     t.expect_any()  # the answer begins
     t.type("\x03")
     t.expect("(stopped)")
-    t.expect("> ")
+    t.prompt()
     t.type("half a line\x03")  # at the prompt: a fresh line, not the end
     t.expect("(Ctrl-D leaves)")
-    t.expect("> ")
+    t.prompt()
     t.type("More.\r")
     t.expect("\n")
     time.sleep(0.5)
     t.type("\x03")
     t.expect("(stopped)")
-    t.expect("> ")
+    t.prompt()
     t.type("\x04")
     assert t.wait() == OK
     assert os.listdir(tmp_path) == []
@@ -730,7 +730,7 @@ def test_chat_interrupt(lily, standin, terminal, tmp_path):
 
 def test_chat_interrupt_within_a_write(lily, standin, terminal):
     t = terminal(lily, "chat", *endless(lily, standin), "--no-history")
-    t.expect("> ")
+    t.prompt()
     t.type("Tell a story.\r")
     t.expect("\n")
     t.expect_any()
@@ -740,14 +740,14 @@ def test_chat_interrupt_within_a_write(lily, standin, terminal):
     time.sleep(0.1)
     t.type("\x11")  # Ctrl-Q
     t.expect("(stopped)")
-    t.expect("> ")
+    t.prompt()
     t.type("\x04")
     assert t.wait() == OK
 
 
 def test_chat_commands(chat, tmp_path):
     t = chat("--no-think", "--max-tokens", 8, "--system", "Be brief.")
-    t.expect("> ")
+    t.prompt()
     t.type("/help\r")
     for word in ("/reset", "/think", "/system", "/save", "/quit"):
         t.expect(word)
@@ -779,10 +779,10 @@ def test_chat_commands(chat, tmp_path):
 def test_chat_recalls(chat):
     for _ in range(2):
         t = chat("--no-think", "--max-tokens", 4)
-        t.expect("> ")
+        t.prompt()
         t.type("/think off\r" if _ == 0 else "\033[A\r")  # the second time: arrow up
         t.expect("thinking is off")
-        t.expect("> ")
+        t.prompt()
         t.type("\x04")
         assert t.wait() == OK
 
@@ -792,10 +792,10 @@ def test_chat_leaves_a_file_that_is_no_history(lily, standin, terminal, tmp_path
     notes.write_text("mine\n")
     t = terminal(lily, "chat", "-m", standin, "--history", notes)
     t.expect("found no history")
-    t.expect("> ")
+    t.prompt()
     t.type("/help\r")
     t.expect("Ctrl-D leaves.")
-    t.expect("> ")
+    t.prompt()
     t.type("\x04")
     assert t.wait() == OK
     assert notes.read_text() == "mine\n"
@@ -804,7 +804,7 @@ def test_chat_leaves_a_file_that_is_no_history(lily, standin, terminal, tmp_path
 def test_chat_typed_ahead(chat):
     """What is typed while an answer runs is not lost, the end of input included."""
     t = chat("--no-think", "--max-tokens", 200)
-    t.expect("> ")
+    t.prompt()
     t.type("Tell a story.\r")
     t.expect("\n")
     t.type("/think off\r\x04")
@@ -825,7 +825,7 @@ def test_chat_piped(lily, standin):
 
 def test_chat_ends_on_sigterm(chat):
     t = chat()
-    t.expect("> ")
+    t.prompt()
     os.kill(t.pid, signal.SIGTERM)
     assert t.wait() == 128 + signal.SIGTERM
 
