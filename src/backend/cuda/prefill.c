@@ -22,20 +22,15 @@ void cuda_slot_of(const struct backend_session *s, struct cuda_slot *out) {
 static int check_prompt(const struct backend_session *s, const struct prefill_step *step, int32_t n,
                         lily_err *err) {
     const struct backend_model *m = s->model;
-    int32_t vocab = model_shape(m)->vocab;
     if (m->n_steps) {
         return ERR(err, LILY_EBUSY,
-                   "prefill: found a decode step in flight, expected none; wait "
-                   "for it");
+                   "prefill: found a decode step in flight, expected none; wait for it");
     }
-    for (int32_t i = 0; i < n; i++) {
-        if (step->ids[i] >= 0 && step->ids[i] < vocab) continue;
-        return ERR(err, LILY_EINVAL,
-                   "token: found id %d, expected 0 to %d; tokenize with this checkpoint's "
-                   "tokenizer",
-                   step->ids[i], vocab - 1);
+    int rc = backend_check_room(s->position, s->context, err);
+    for (int32_t i = 0; i < n && rc == LILY_OK; i++) {
+        rc = backend_check_token(model_shape(m), step->ids[i], err);
     }
-    return LILY_OK;
+    return rc;
 }
 
 /* Queues what the kernels read: tokens, the slot, a flag that says finite. */
@@ -182,12 +177,6 @@ int cuda_prefill(struct backend_session *s, struct prefill_step *step, lily_err 
     step->done = 0;
     if (step->n < 1) {
         return ERR(err, LILY_EINVAL, "prefill: found %d tokens, expected at least 1", step->n);
-    }
-    if (s->position >= s->context) {
-        return ERR(err, LILY_ECONTEXT,
-                   "session: found %d tokens, expected fewer than its context of %d; start a "
-                   "session with a larger context",
-                   s->position, s->context);
     }
     int32_t most = cuda_chunk_rows(m, s->position);
     int32_t n = smaller(step->n, most - s->position % BACKEND_GRID);

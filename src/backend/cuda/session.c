@@ -68,19 +68,8 @@ static int clear(struct backend_session *s, lily_err *err) {
 
 int cuda_session_new(struct backend_model *m, int32_t context, struct backend_session **out,
                      lily_err *err) {
-    if (context < 1 || context > m->options.max_context) {
-        return ERR(err, LILY_EINVAL,
-                   "session: found a context of %d tokens, expected 1 to %d; open the model with a "
-                   "larger context or ask for less",
-                   context, m->options.max_context);
-    }
-    if (m->sessions >= m->options.max_sessions) {
-        return ERR(err, LILY_EBUSY,
-                   "session: found %d open, expected fewer than %d; close one or open the model "
-                   "for more",
-                   m->sessions, m->options.max_sessions);
-    }
-    int rc = cuda_enter(m, err);
+    int rc = backend_check_session(&m->options, context, m->sessions, err);
+    if (rc == LILY_OK) rc = cuda_enter(m, err);
     if (rc != LILY_OK) return rc;
     struct backend_session *s = calloc(1, sizeof *s);
     if (!s) return ERR_NOMEM(err, "session");

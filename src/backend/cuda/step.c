@@ -70,24 +70,15 @@ void cuda_steps_close(struct backend_model *m) {
 
 static int check_slot(const struct decode_slot *slot, lily_err *err) {
     const struct backend_session *s = slot->session;
-    int32_t vocab = model_shape(s->model)->vocab;
     if (slot->token == -1 && !s->sampled) {
         return ERR(err, LILY_EINVAL,
                    "decode: found no token sampled by the step before, expected one; pass a token");
     }
-    if (slot->token < -1 || slot->token >= vocab) {
-        return ERR(err, LILY_EINVAL,
-                   "token: found id %d, expected 0 to %d; tokenize with this checkpoint's "
-                   "tokenizer",
-                   slot->token, vocab - 1);
-    }
-    if (s->position >= s->context) {
-        return ERR(err, LILY_ECONTEXT,
-                   "session: found %d tokens, expected fewer than its context of %d; start a "
-                   "session with a larger context",
-                   s->position, s->context);
-    }
-    return slot->sampling ? backend_check_sampling(slot->sampling, err) : LILY_OK;
+    int rc =
+        slot->token == -1 ? LILY_OK : backend_check_token(model_shape(s->model), slot->token, err);
+    if (rc == LILY_OK) rc = backend_check_room(s->position, s->context, err);
+    if (rc == LILY_OK && slot->sampling) rc = backend_check_sampling(slot->sampling, err);
+    return rc;
 }
 
 static int check_slots(const struct backend_model *m, const struct decode_slot *slots, int32_t n,
