@@ -37,8 +37,8 @@ KERNEL attention_rows(float *proj, int width, const float *q_norm, const float *
     for (int h = threadIdx.x / 32; h < Q_HEADS + 2 * KV_HEADS; h += blockDim.x / 32) {
         bool query = h < Q_HEADS, value = h >= Q_HEADS + KV_HEADS;
         int kv = (h - Q_HEADS) % KV_HEADS;
-        float *from = query ? row + 2 * h * HEAD
-                            : row + 2 * Q_DIM + (value ? KV_DIM : 0) + kv * HEAD;
+        float *from =
+            query ? row + 2 * h * HEAD : row + 2 * Q_DIM + (value ? KV_DIM : 0) + kv * HEAD;
         float v[EACH], sum = 0;
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void copy_span(shared_at to, const bf16 *from, int fi
 __device__ __forceinline__ void soften(float (&s)[SPAN / 8][4], int first, const int (&last)[2],
                                        float scale, float (&top)[2], float (&total)[2],
                                        float (&out)[HEAD / 8][4],
-                                       uint32_t (&probability)[SPAN / 8][2]) {
+                                       uint32_t (&weights)[SPAN / 8][2]) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void soften(float (&s)[SPAN / 8][4], int first, const
         for (int j = 0; j < SPAN / 8; j++) {
             float a = exp2f(s[j][2 * half] - most), b = exp2f(s[j][2 * half + 1] - most);
             sum += a + b;
-            probability[j][half] = bf16_pair(a, b);
+            weights[j][half] = bf16_pair(a, b);
         }
         total[half] = total[half] * fade + sum;
         if (fade != 1.0f) { /* of the whole quad at once */
@@ -130,6 +130,59 @@ __device__ __forceinline__ void soften(float (&s)[SPAN / 8][4], int first, const
                 out[i][2 * half] *= fade;
                 out[i][2 * half + 1] *= fade;
             }
+        }
+    }
+}
+
+/* Query row i of the tile: token i / KV_GROUP of n from r0 on, head i % KV_GROUP of key head kv. */
+__device__ __forceinline__ void copy_queries(char *to, const float *queries, int r0, int n,
+                                             int kv) {
+    for (int i = threadIdx.x; i < QUERIES * HEAD / 8; i += FLASH_THREADS) {
+        int row = i / (HEAD / 8), p = i % (HEAD / 8), t = row / KV_GROUP;
+        uint4 packed = make_uint4(0, 0, 0, 0);
+        if (t < n) {
+            const float4 *from = (const float4 *)(queries + (int64_t)(r0 + t) * Q_DIM +
+                                                  (kv * KV_GROUP + row % KV_GROUP) * HEAD + p * 8);
+            float4 a = from[0], b = from[1];
+            packed = make_uint4(bf16_pair(a.x, a.y), bf16_pair(a.z, a.w), bf16_pair(b.x, b.y),
+                                bf16_pair(b.z, b.w));
+        }
+        *(uint4 *)(to + wide_place(row, p)) = packed;
+    }
+}
+
+/* s = the warp's 16 queries . keys of a tile. */
+__device__ __forceinline__ void score(float (&s)[SPAN / 8][4], shared_at q, shared_at k, int warp,
+                                      int lane) {
+#pragma unroll
+    for (int d = 0; d < HEAD / 16; d++) {
+        uint32_t a[4];
+        load_matrices(a, q + wide_place(warp * 16 + lane % 16, 2 * d + lane / 16));
+#pragma unroll
+        for (int j = 0; j < SPAN / 8; j += 2) {
+            uint32_t b[4];
+            load_matrices(b,
+                          k + wide_place(j * 8 + lane / 16 * 8 + lane % 8, 2 * d + lane / 8 % 2));
+            multiply(s[j], a, b[0], b[1]);
+            multiply(s[j + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+/* out += weights times the values of a tile. */
+__device__ __forceinline__ void mix_values(float (&out)[HEAD / 8][4],
+                                           const uint32_t (&weights)[SPAN / 8][2], shared_at v,
+                                           int lane) {
+#pragma unroll
+    for (int t = 0; t < SPAN / 16; t++) {
+        uint32_t a[4] = {weights[2 * t][0], weights[2 * t][1], weights[2 * t + 1][0],
+                         weights[2 * t + 1][1]};
+#pragma unroll
+        for (int d = 0; d < HEAD / 8; d += 2) {
+            uint32_t b[4];
+            load_matrices_transposed(b, v + wide_place(t * 16 + lane % 16, d + lane / 16));
+            multiply(out[d], a, b[0], b[1]);
+            multiply(out[d + 1], a, b[2], b[3]);
         }
     }
 }
@@ -148,19 +201,7 @@ KERNEL __launch_bounds__(FLASH_THREADS)
     shared_at q = shared_address(shared), k = q + Q_BYTES, v = k + 2 * KV_BYTES;
     int n = min(TOKENS, rows - r0), end = pos0 + n; /* positions that any row here sees */
 
-    /* Query row i of the tile: token i / KV_GROUP, head i % KV_GROUP. */
-    for (int i = threadIdx.x; i < QUERIES * HEAD / 8; i += FLASH_THREADS) {
-        int row = i / (HEAD / 8), p = i % (HEAD / 8), t = row / KV_GROUP;
-        uint4 packed = make_uint4(0, 0, 0, 0);
-        if (t < n) {
-            const float4 *from = (const float4 *)(queries + (int64_t)(r0 + t) * Q_DIM +
-                                                  (kv * KV_GROUP + row % KV_GROUP) * HEAD + p * 8);
-            float4 a = from[0], b = from[1];
-            packed = make_uint4(bf16_pair(a.x, a.y), bf16_pair(a.z, a.w), bf16_pair(b.x, b.y),
-                                bf16_pair(b.z, b.w));
-        }
-        *(uint4 *)(shared + wide_place(row, p)) = packed;
-    }
+    copy_queries(shared, queries, r0, n, kv);
     copy_span(k, keys, 0, end);
     copy_span(v, values, 0, end);
     copy_commit();
@@ -169,7 +210,7 @@ KERNEL __launch_bounds__(FLASH_THREADS)
 #pragma unroll
     for (int i = 0; i < HEAD / 8; i++) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0;
     top[0] = top[1] = -INFINITY;
-    int own = warp * 16 + lane / 4; /* and 8 further down */
+    int own = warp * 16 + lane / 4;                                     /* and 8 further down */
     int last[2] = {pos0 + own / KV_GROUP, pos0 + (own + 8) / KV_GROUP}; /* position a row sees */
     int spans = (end + SPAN - 1) / SPAN;
     const float scale = rsqrtf((float)HEAD) * 1.44269504f; /* exponentials are powers of two */
@@ -184,33 +225,10 @@ KERNEL __launch_bounds__(FLASH_THREADS)
             copy_commit();
         }
         float s[SPAN / 8][4] = {};
-#pragma unroll
-        for (int d = 0; d < HEAD / 16; d++) {
-            uint32_t a[4];
-            load_matrices(a, q + wide_place(warp * 16 + lane % 16, 2 * d + lane / 16));
-#pragma unroll
-            for (int j = 0; j < SPAN / 8; j += 2) {
-                uint32_t b[4];
-                load_matrices(b, kt + wide_place(j * 8 + lane / 16 * 8 + lane % 8,
-                                                 2 * d + lane / 8 % 2));
-                multiply(s[j], a, b[0], b[1]);
-                multiply(s[j + 1], a, b[2], b[3]);
-            }
-        }
-        uint32_t probability[SPAN / 8][2];
-        soften(s, span * SPAN, last, scale, top, total, out, probability);
-#pragma unroll
-        for (int t = 0; t < SPAN / 16; t++) {
-            uint32_t a[4] = {probability[2 * t][0], probability[2 * t][1],
-                             probability[2 * t + 1][0], probability[2 * t + 1][1]};
-#pragma unroll
-            for (int d = 0; d < HEAD / 8; d += 2) {
-                uint32_t b[4];
-                load_matrices_transposed(b, vt + wide_place(t * 16 + lane % 16, d + lane / 16));
-                multiply(out[d], a, b[0], b[1]);
-                multiply(out[d + 1], a, b[2], b[3]);
-            }
-        }
+        score(s, q, kt, warp, lane);
+        uint32_t weights[SPAN / 8][2];
+        soften(s, span * SPAN, last, scale, top, total, out, weights);
+        mix_values(out, weights, vt, lane);
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -267,6 +285,46 @@ __device__ __forceinline__ float sum_of_heads(const float (&x)[KV_GROUP]) {
     return sum + __shfl_xor_sync(ALL_LANES, sum, 1);
 }
 
+/* Eight dimensions of a query, a then b, times those of a key. */
+__device__ __forceinline__ float dot_eight(float4 a, float4 b, const uint4 &k) {
+    float sum = a.x * __uint_as_float(k.x << 16);
+    sum = fmaf(a.y, __uint_as_float(k.x & 0xffff0000u), sum);
+    sum = fmaf(a.z, __uint_as_float(k.y << 16), sum);
+    sum = fmaf(a.w, __uint_as_float(k.y & 0xffff0000u), sum);
+    sum = fmaf(b.x, __uint_as_float(k.z << 16), sum);
+    sum = fmaf(b.y, __uint_as_float(k.z & 0xffff0000u), sum);
+    sum = fmaf(b.z, __uint_as_float(k.w << 16), sum);
+    return fmaf(b.w, __uint_as_float(k.w & 0xffff0000u), sum);
+}
+
+/* Scores of positions from .. from + n - 1 with all heads: eight positions a warp, four on their
+ * way at once. */
+__device__ __forceinline__ void score_block(const float (&q)[KV_GROUP][HEAD], const bf16 *keys,
+                                            int from, int n, float (&score)[KV_GROUP][CUDA_PART], int warp, int lane) {
+#pragma unroll 1
+    for (int t0 = warp * 8; t0 < min(warp * 8 + 8, n); t0 += 4) {
+        uint4 packed[4];
+        float dot[4][KV_GROUP];
+#pragma unroll
+        for (int u = 0; u < 4; u++) {
+            int t = min(t0 + u, n - 1);
+            packed[u] = __ldg((const uint4 *)(keys + (int64_t)(from + t) * HEAD) + lane);
+        }
+#pragma unroll
+        for (int h = 0; h < KV_GROUP; h++) {
+            const float4 *row = (const float4 *)&q[h][lane * 8];
+            float4 a = row[0], b = row[1];
+#pragma unroll
+            for (int u = 0; u < 4; u++) dot[u][h] = dot_eight(a, b, packed[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < 4; u++) {
+            float sum = sum_of_heads(dot[u]);
+            if (lane % 4 == 0) score[lane / 4][t0 + u] = sum;
+        }
+    }
+}
+
 /* partial [slot][KV_HEADS][CUDA_PARTS][KV_GROUP][HEAD + 2]: weighted values, largest score, sum.
  * Grid: CUDA_PARTS (or as many as the longest slot has) in x, key heads in y, slots in z. */
 KERNEL __launch_bounds__(PART_THREADS)
@@ -293,39 +351,7 @@ KERNEL __launch_bounds__(PART_THREADS)
     float out[KV_GROUP] = {}, top = -INFINITY, total = 0;
     for (int from = first; from < end; from += CUDA_PART) {
         int n = min(CUDA_PART, end - from);
-        /* Four on their way at once. */
-#pragma unroll 1
-        for (int t0 = warp * 8; t0 < min(warp * 8 + 8, n); t0 += 4) {
-            uint4 packed[4];
-            float dot[4][KV_GROUP];
-#pragma unroll
-            for (int u = 0; u < 4; u++) {
-                int t = min(t0 + u, n - 1);
-                packed[u] = __ldg((const uint4 *)(keys + (int64_t)(from + t) * HEAD) + lane);
-            }
-#pragma unroll
-            for (int h = 0; h < KV_GROUP; h++) {
-                const float4 *row = (const float4 *)&q[h][lane * 8];
-                float4 a = row[0], b = row[1];
-#pragma unroll
-                for (int u = 0; u < 4; u++) {
-                    const uint4 &k = packed[u];
-                    float sum = a.x * __uint_as_float(k.x << 16);
-                    sum = fmaf(a.y, __uint_as_float(k.x & 0xffff0000u), sum);
-                    sum = fmaf(a.z, __uint_as_float(k.y << 16), sum);
-                    sum = fmaf(a.w, __uint_as_float(k.y & 0xffff0000u), sum);
-                    sum = fmaf(b.x, __uint_as_float(k.z << 16), sum);
-                    sum = fmaf(b.y, __uint_as_float(k.z & 0xffff0000u), sum);
-                    sum = fmaf(b.z, __uint_as_float(k.w << 16), sum);
-                    dot[u][h] = fmaf(b.w, __uint_as_float(k.w & 0xffff0000u), sum);
-                }
-            }
-#pragma unroll
-            for (int u = 0; u < 4; u++) {
-                float sum = sum_of_heads(dot[u]);
-                if (lane % 4 == 0) score[lane / 4][t0 + u] = sum;
-            }
-        }
+        score_block(q, keys, from, n, score, warp, lane);
         __syncthreads();
         float x = lane < n ? score[warp][lane] : -INFINITY;
         float y = lane + 32 < n ? score[warp][lane + 32] : -INFINITY, most = fmaxf(x, y);
@@ -365,8 +391,8 @@ KERNEL __launch_bounds__(PART_THREADS)
         }
         __syncthreads();
     }
-    float *to = partial + (((int64_t)slot * KV_HEADS + kv) * CUDA_PARTS + part) * KV_GROUP *
-                              (HEAD + 2);
+    float *to =
+        partial + (((int64_t)slot * KV_HEADS + kv) * CUDA_PARTS + part) * KV_GROUP * (HEAD + 2);
 #pragma unroll
     for (int h = 0; h < KV_GROUP; h++) {
         to[h * (HEAD + 2) + tid] = out[h];

@@ -26,8 +26,8 @@ KERNEL __launch_bounds__(CONV_WARPS * 32)
     const float *history = slot.conv_in + (int64_t)layer * 3 * CONV_DIM;
     int64_t first = (int64_t)blockIdx.z * rows_per_slot;
     auto input = [&](int i) { /* row i of the slot; negative: before this step */
-        return i < 0 ? *(const float4 *)(history + (3 + i) * CONV_DIM + c)
-                     : *(const float4 *)(proj + (first + i) * width + c);
+                              return i < 0 ? *(const float4 *)(history + (3 + i) * CONV_DIM + c)
+                                           : *(const float4 *)(proj + (first + i) * width + c);
     };
     float4 w0 = taps[c], w1 = taps[c + 1], w2 = taps[c + 2], w3 = taps[c + 3]; /* of a channel */
     float4 a = input(begin - 3), b = input(begin - 2), d = input(begin - 1);
@@ -80,6 +80,62 @@ struct scan_inputs {
     float4 q[PIECES], k[PIECES], v;
 };
 
+/* Rows `from` and on of a slot, whose first row is `first`, from memory: PIECES pieces of queries
+ * and keys a thread and at most one of values; zeros where there are none. */
+__device__ __forceinline__ void load_inputs(scan_inputs &in, const float *channels,
+                                            const float *norms, int64_t first, int from,
+                                            int rows_per_slot, int head, int c0, int tid) {
+    int key_head = head / (V_HEADS / K_HEADS);
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        int piece = tid + SCAN_THREADS * i, t = from + piece / (DIM / 4), d = piece % (DIM / 4);
+        in.q[i] = in.k[i] = make_float4(0, 0, 0, 0);
+        if (t < rows_per_slot) {
+            const float *row = channels + (first + t) * CONV_DIM + key_head * DIM + d * 4;
+            float nq = norms[(first + t) * 2 * K_HEADS + key_head];
+            float nk = norms[(first + t) * 2 * K_HEADS + K_HEADS + key_head];
+            float4 x = *(const float4 *)row, y = *(const float4 *)(row + K_DIM);
+            in.q[i] = make_float4(x.x * nq, x.y * nq, x.z * nq, x.w * nq);
+            in.k[i] = make_float4(y.x * nk, y.y * nk, y.z * nk, y.w * nk);
+        }
+    }
+    int t = from + tid / (COLUMNS / 4);
+    in.v = make_float4(0, 0, 0, 0);
+    if (tid < SCAN_ROWS * COLUMNS / 4 && t < rows_per_slot) {
+        in.v = *(const float4 *)(channels + (first + t) * CONV_DIM + 2 * K_DIM + head * DIM + c0 +
+                                 tid % (COLUMNS / 4) * 4);
+    }
+}
+
+/* m = S^T k and p = S^T q for a token and one column, whose keys PARTS threads share; kt: this
+ * thread's keys of k. */
+__device__ __forceinline__ void read_column(const float (&s)[KEYS][4], const float (&q)[DIM],
+                                            const float (&k)[DIM], int part, float4 (&kt)[KEYS],
+                                            float &m, float &p) {
+    float recall[4] = {}, read[4] = {};
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) {
+        kt[i] = *(const float4 *)&k[(PARTS * i + part) * 4];
+        float4 qt = *(const float4 *)&q[(PARTS * i + part) * 4];
+        recall[0] = fmaf(s[i][0], kt[i].x, recall[0]);
+        recall[1] = fmaf(s[i][1], kt[i].y, recall[1]);
+        recall[2] = fmaf(s[i][2], kt[i].z, recall[2]);
+        recall[3] = fmaf(s[i][3], kt[i].w, recall[3]);
+        read[0] = fmaf(s[i][0], qt.x, read[0]);
+        read[1] = fmaf(s[i][1], qt.y, read[1]);
+        read[2] = fmaf(s[i][2], qt.z, read[2]);
+        read[3] = fmaf(s[i][3], qt.w, read[3]);
+    }
+    m = (recall[0] + recall[1]) + (recall[2] + recall[3]);
+    p = (read[0] + read[1]) + (read[2] + read[3]);
+#pragma unroll
+    for (int step = 1; step < PARTS; step *= 2) {
+        m += __shfl_xor_sync(ALL_LANES, m, step);
+        p += __shfl_xor_sync(ALL_LANES, p, step);
+    }
+}
+
+/* delta[r][V_DIM] and the slots' next states. */
 KERNEL __launch_bounds__(SCAN_THREADS)
     delta_scan(const float *channels, const float *norms, const float *gate, const cuda_slot *slots,
                int rows_per_slot, int layer, float *delta) {
@@ -91,7 +147,6 @@ KERNEL __launch_bounds__(SCAN_THREADS)
     const cuda_slot &slot = slots[blockIdx.y];
     int64_t first = (int64_t)blockIdx.y * rows_per_slot;
     int64_t state = ((int64_t)layer * V_HEADS + head) * DIM * DIM + c0 + column;
-    int key_head = head / (V_HEADS / K_HEADS);
     float s[KEYS][4]; /* keys (PARTS i + part) * 4 + j */
 #pragma unroll
     for (int i = 0; i < KEYS; i++)
@@ -100,30 +155,8 @@ KERNEL __launch_bounds__(SCAN_THREADS)
             s[i][j] = slot.state_in[state + (int64_t)((PARTS * i + part) * 4 + j) * DIM];
         }
 
-    /* A thread brings PIECES pieces of queries and keys and at most one of values. */
     scan_inputs in;
-    auto load = [&](int from) {
-#pragma unroll
-        for (int i = 0; i < PIECES; i++) {
-            int piece = tid + SCAN_THREADS * i, t = from + piece / (DIM / 4), d = piece % (DIM / 4);
-            in.q[i] = in.k[i] = make_float4(0, 0, 0, 0);
-            if (t < rows_per_slot) {
-                const float *row = channels + (first + t) * CONV_DIM + key_head * DIM + d * 4;
-                float nq = norms[(first + t) * 2 * K_HEADS + key_head];
-                float nk = norms[(first + t) * 2 * K_HEADS + K_HEADS + key_head];
-                float4 x = *(const float4 *)row, y = *(const float4 *)(row + K_DIM);
-                in.q[i] = make_float4(x.x * nq, x.y * nq, x.z * nq, x.w * nq);
-                in.k[i] = make_float4(y.x * nk, y.y * nk, y.z * nk, y.w * nk);
-            }
-        }
-        int t = from + tid / (COLUMNS / 4);
-        in.v = make_float4(0, 0, 0, 0);
-        if (tid < SCAN_ROWS * COLUMNS / 4 && t < rows_per_slot) {
-            in.v = *(const float4 *)(channels + (first + t) * CONV_DIM + 2 * K_DIM + head * DIM +
-                                     c0 + tid % (COLUMNS / 4) * 4);
-        }
-    };
-    load(0);
+    load_inputs(in, channels, norms, first, 0, rows_per_slot, head, c0, tid);
     for (int from = 0; from < rows_per_slot; from += SCAN_ROWS) {
         int n = min((int)SCAN_ROWS, rows_per_slot - from);
         __syncthreads();
@@ -145,32 +178,15 @@ KERNEL __launch_bounds__(SCAN_THREADS)
             float sum = warp_sum(fmaf(x.x, y.x, fmaf(x.y, y.y, fmaf(x.z, y.z, x.w * y.w))));
             if (lane == 0) kq[t] = sum;
         }
-        if (from + SCAN_ROWS < rows_per_slot) load(from + SCAN_ROWS);
+        if (from + SCAN_ROWS < rows_per_slot) {
+            load_inputs(in, channels, norms, first, from + SCAN_ROWS, rows_per_slot, head, c0, tid);
+        }
         __syncthreads();
 #pragma unroll 2
         for (int t = 0; t < n; t++) {
-            float e = decay[t], recall[4] = {}, read[4] = {};
+            float e = decay[t], m, p;
             float4 kt[KEYS];
-#pragma unroll
-            for (int i = 0; i < KEYS; i++) {
-                kt[i] = *(const float4 *)&k[t][(PARTS * i + part) * 4];
-                float4 qt = *(const float4 *)&q[t][(PARTS * i + part) * 4];
-                recall[0] = fmaf(s[i][0], kt[i].x, recall[0]);
-                recall[1] = fmaf(s[i][1], kt[i].y, recall[1]);
-                recall[2] = fmaf(s[i][2], kt[i].z, recall[2]);
-                recall[3] = fmaf(s[i][3], kt[i].w, recall[3]);
-                read[0] = fmaf(s[i][0], qt.x, read[0]);
-                read[1] = fmaf(s[i][1], qt.y, read[1]);
-                read[2] = fmaf(s[i][2], qt.z, read[2]);
-                read[3] = fmaf(s[i][3], qt.w, read[3]);
-            }
-            float m = (recall[0] + recall[1]) + (recall[2] + recall[3]);
-            float p = (read[0] + read[1]) + (read[2] + read[3]);
-#pragma unroll
-            for (int step = 1; step < PARTS; step *= 2) {
-                m += __shfl_xor_sync(ALL_LANES, m, step);
-                p += __shfl_xor_sync(ALL_LANES, p, step);
-            }
+            read_column(s, q[t], k[t], part, kt, m, p);
             float d = beta[t] * fmaf(-e, m, v[t][column]);
             if (part == 0) {
                 delta[(first + from + t) * V_DIM + head * DIM + c0 + column] =

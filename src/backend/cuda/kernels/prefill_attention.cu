@@ -237,6 +237,32 @@ __device__ __forceinline__ void copy_queries(shared_at q, const bf16 *queries, i
     }
 }
 
+/* join_segment of both rows of a thread; the second's line lies SECOND further. */
+__device__ __forceinline__ void join_rows(const flash_parts &parts, int64_t lines,
+                                          const bool (&valid)[2], bool first, bool last,
+                                          const float (&top)[2], float (&total)[2],
+                                          float (&out)[HEAD / 2]) {
+    static_assert(8 % KV_GROUP == 0, "the second row is a later token's, of the same head");
+    enum { SECOND = 8 / KV_GROUP * Q_HEADS };
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        join_segment(parts, lines + half * SECOND, valid[half], first, last, top[half], total[half],
+                     out, half);
+    }
+}
+
+/* The first tile's scores and weights. */
+__device__ __forceinline__ void first_weights(float (&s)[SPAN / 2], softmax_rows &row,
+                                              uint32_t (&weights)[SPAN / 16][4], shared_at q,
+                                              shared_at k, int first, bool masked) {
+    products_begin();
+    score(s, q, k);
+    products_wait<0>();
+    hold(s);
+    to_weights(s, row, first, masked);
+    pack_weights(s, weights);
+}
+
 /* mix[r][h] = softmax(query . keys / sqrt(HEAD)) values * sigmoid(gate), bf16 reordered; proj[r]
  * holds the gates. Grid: blocks of TOKENS rows in x, key heads in y; with split, key heads times
  * segments in y, and segment s leaves its sums in rows s * rows and on of parts. */
@@ -280,17 +306,10 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
     copy_wait<1>();
     publish_shared();
     __syncthreads();
-    products_begin();
-    score(s, own_q, k);
-    products_wait<0>();
-    hold(s);
-    to_weights(s, row, first * SPAN, (first + 1) * SPAN > pos0 + 1);
-    pack_weights(s, weights);
+    first_weights(s, row, weights, own_q, k, first * SPAN, (first + 1) * SPAN > pos0 + 1);
 
     /* Lines of parts of this thread's two rows. */
     int64_t lines = (int64_t)(r0 + own / KV_GROUP) * Q_HEADS + kv * KV_GROUP + own % KV_GROUP;
-    static_assert(8 % KV_GROUP == 0, "the second row is a later token's, of the same head");
-    enum { SECOND = 8 / KV_GROUP * Q_HEADS };
     bool valid[2] = {own / KV_GROUP < n, (own + 8) / KV_GROUP < n};
     static_assert(SEGMENT_SPANS % 2 == 0, "tiles take turns, the first of a segment first");
 
@@ -314,11 +333,7 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
         products_wait<0>();
         hold(out);
         if (edge) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                join_segment(parts, lines + half * SECOND, valid[half], span < SEGMENT_SPANS, false,
-                             top[half], total[half], out, half);
-            }
+            join_rows(parts, lines, valid, span < SEGMENT_SPANS, false, top, total, out);
         }
 #pragma unroll
         for (int i = 0; i < HEAD / 2; i++) out[i] *= row.fade[i / 2 % 2];
@@ -333,11 +348,7 @@ KERNEL __launch_bounds__(FLASH_THREADS, 1)
     hold(out);
 
     bool alone = split || spans <= SEGMENT_SPANS;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        join_segment(parts, lines + half * SECOND, valid[half], alone, !split, row.top[half],
-                     row.total[half], out, half);
-    }
+    join_rows(parts, lines, valid, alone, !split, row.top, row.total, out);
     if (split) return;
 
     __syncthreads(); /* all queries have been read: their place takes the result */

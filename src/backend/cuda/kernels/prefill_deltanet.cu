@@ -358,6 +358,65 @@ __device__ __forceinline__ void load_narrow(uint32_t (&b)[4], shared_at tile, in
     load_matrices_transposed(b, tile + (k + lane % 16) * NARROW + (n + lane / 16 * 8) * 2);
 }
 
+/* A piece, rows `in` of the chunk, to a set of tiles, and its decays: one group of copies. */
+__device__ __forceinline__ void copy_piece(const bf16 *channels, const float *decays, const bf16 *w,
+                                           const bf16 *p, shared_at set, float (&decay)[PIECE],
+                                           const piece_rows &in, int64_t piece, int key_head,
+                                           int tid) {
+    copy_channels<STATE_THREADS>(set + SQ_AT, channels, key_head * DIM, in);
+    copy_channels<STATE_THREADS>(set + SK_AT, channels, K_DIM + key_head * DIM, in);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int at_part = tid + j * STATE_THREADS, r = at_part / 16, part = at_part % 16;
+        copy16(set + SW_AT + tile_at<256>(r, part), w + (piece * PIECE + r) * DIM + part * 8, true);
+    }
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        int at_part = tid + j * STATE_THREADS, r = at_part / 8, part = at_part % 8;
+        copy16(set + SP_AT + tile_at<128>(r, part), p + (piece * PIECE + r) * PIECE + part * 8,
+               true);
+    }
+    if (tid < PIECE / 4) {
+        copy16(shared_address(&decay[tid * 4]), decays + piece * PIECE + tid * 4, true);
+    }
+    copy_commit();
+}
+
+/* The thread's part of the state, from its first float on. */
+__device__ __forceinline__ void load_state(float (&s)[4][4], const float *from) {
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float2 v = *(const float2 *)(from + half * 8 * DIM + j * 8);
+            s[j][2 * half] = v.x, s[j][2 * half + 1] = v.y;
+        }
+}
+
+/* The state as bf16 to the narrow tile. */
+__device__ __forceinline__ void publish_state(char *shared, const float (&s)[4][4], int warp,
+                                              int lane) {
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            char *to = shared + S_AT + (warp * 16 + lane / 4 + half * 8) * NARROW +
+                       (j * 8 + lane % 4 * 2) * 2;
+            *(uint32_t *)to = bf16_pair(s[j][2 * half], s[j][2 * half + 1]);
+        }
+}
+
+/* The thread's part of a piece's U, from its first float on. */
+__device__ __forceinline__ void load_goal(float2 (&goal)[2][2], const float *&u) {
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            goal[j][half] = *(const float2 *)(u + half * 8 * DIM + j * 8);
+        }
+    u += PIECE * DIM;
+}
+
 /* What the state recalls for the rows of W and gives for those of Q, by 16 columns from n0 on. */
 __device__ __forceinline__ void read_state(float (&recall)[2][4], float (&out)[2][4], shared_at set,
                                            shared_at at, int m, int n0) {
@@ -372,6 +431,41 @@ __device__ __forceinline__ void read_state(float (&recall)[2][4], float (&out)[2
             multiply(recall[j], of_w, b[2 * j], b[2 * j + 1]);
             multiply(out[j], of_q, b[2 * j], b[2 * j + 1]);
         }
+    }
+}
+
+/* N = U - W S to its tile and, faded to the piece's end, to another; out = exp(c) (Q S). */
+__device__ __forceinline__ void store_change(char *shared, const float *c, float last,
+                                             const float2 (&goal)[2][2],
+                                             const float (&recall)[2][4], float (&out)[2][4], int m,
+                                             int n0, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int r = m + lane / 4 + half * 8;
+        float faded = expf(c[r]), left = expf(last - c[r]);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            float x = goal[j][half].x - recall[j][2 * half];
+            float y = goal[j][half].y - recall[j][2 * half + 1];
+            char *to = shared + r * NARROW + (n0 + j * 8 + lane % 4 * 2) * 2;
+            *(uint32_t *)(to + N_AT) = bf16_pair(x, y);
+            *(uint32_t *)(to + F_AT) = bf16_pair(x * left, y * left);
+            out[j][2 * half] *= faded;
+            out[j][2 * half + 1] *= faded;
+        }
+    }
+}
+
+/* out += P N, of the warp's 16 rows and columns. */
+__device__ __forceinline__ void add_changes(float (&out)[2][4], shared_at set, shared_at at, int m,
+                                            int n0) {
+#pragma unroll
+    for (int k = 0; k < PIECE / 16; k++) {
+        uint32_t a[4], b[4];
+        load_a<128>(a, set + SP_AT, m, 2 * k);
+        load_narrow(b, at + N_AT, k * 16, n0);
+        multiply(out[0], a, b[0], b[1]);
+        multiply(out[1], a, b[2], b[3]);
     }
 }
 
@@ -400,6 +494,21 @@ __device__ __forceinline__ uint2 four_columns(uint32_t first, uint32_t second) {
     return odd ? make_uint2(other, second) : make_uint2(first, other);
 }
 
+/* The warp's 16 rows and columns of the result, of rows that the chunk has. */
+__device__ __forceinline__ void store_delta(fp16 *delta, const float (&out)[2][4],
+                                            const piece_rows &in, int head, int c0, int lane, int m,
+                                            int n0) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int r = m + lane / 4 + half * 8, row = in.first + r - in.skipped;
+        uint2 four = four_columns(half_pair(out[0][2 * half], out[0][2 * half + 1]),
+                                  half_pair(out[1][2 * half], out[1][2 * half + 1]));
+        if (r < in.skipped || row >= in.end) continue;
+        *(uint2 *)(delta + (int64_t)row * V_DIM + head * DIM + c0 + n0 + lane % 2 * 8 +
+                   lane % 4 / 2 * 4) = four;
+    }
+}
+
 /* delta[r][V_DIM] and the slot's next state. Grid: value heads * (DIM / COLUMNS). */
 KERNEL __launch_bounds__(STATE_THREADS, 1)
     delta_states(const bf16 *channels, const float *decays, const bf16 *w, const bf16 *p,
@@ -415,65 +524,21 @@ KERNEL __launch_bounds__(STATE_THREADS, 1)
     shared_at at = shared_address(shared);
 
     auto copy = [&](int i) {
-        int64_t piece = (int64_t)head * pieces + i;
-        shared_at set = at + i % 2 * SET;
-        piece_rows in = rows_of_piece(pos, i, rows);
-        copy_channels<STATE_THREADS>(set + SQ_AT, channels, key_head * DIM, in);
-        copy_channels<STATE_THREADS>(set + SK_AT, channels, K_DIM + key_head * DIM, in);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int at_part = tid + j * STATE_THREADS, r = at_part / 16, part = at_part % 16;
-            copy16(set + SW_AT + tile_at<256>(r, part), w + (piece * PIECE + r) * DIM + part * 8,
-                   true);
-        }
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            int at_part = tid + j * STATE_THREADS, r = at_part / 8, part = at_part % 8;
-            copy16(set + SP_AT + tile_at<128>(r, part), p + (piece * PIECE + r) * PIECE + part * 8,
-                   true);
-        }
-        if (tid < PIECE / 4) {
-            copy16(shared_address(&decay[i % 2][tid * 4]), decays + piece * PIECE + tid * 4, true);
-        }
-        copy_commit();
+        copy_piece(channels, decays, w, p, at + i % 2 * SET, decay[i % 2],
+                   rows_of_piece(pos, i, rows), (int64_t)head * pieces + i, key_head, tid);
     };
 
     float s[4][4]; /* keys 16 warp + lane / 4 and 8 further; columns 8 j + 2 (lane % 4) and next */
     int64_t state =
         (((int64_t)layer * V_HEADS + head) * DIM + warp * 16 + lane / 4) * DIM + c0 + lane % 4 * 2;
-    auto publish = [&] {
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                char *to = shared + S_AT + (warp * 16 + lane / 4 + half * 8) * NARROW +
-                           (j * 8 + lane % 4 * 2) * 2;
-                *(uint32_t *)to = bf16_pair(s[j][2 * half], s[j][2 * half + 1]);
-            }
-    };
     copy(0);
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float2 v = *(const float2 *)(slot->state_in + state + half * 8 * DIM + j * 8);
-            s[j][2 * half] = v.x, s[j][2 * half + 1] = v.y;
-        }
-    publish();
+    load_state(s, slot->state_in + state);
+    publish_state(shared, s, warp, lane);
 
     float2 goal[2][2]; /* of U: 8-column piece, half */
     const float *own_u =
         u + ((int64_t)head * pieces * PIECE + m + lane / 4) * DIM + c0 + n0 + lane % 4 * 2;
-    auto load_goal = [&] {
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                goal[j][half] = *(const float2 *)(own_u + half * 8 * DIM + j * 8);
-            }
-        own_u += PIECE * DIM;
-    };
-    load_goal();
+    load_goal(goal, own_u);
 
     for (int i = 0; i < pieces; i++) {
         piece_rows in = rows_of_piece(pos, i, rows);
@@ -486,47 +551,18 @@ KERNEL __launch_bounds__(STATE_THREADS, 1)
         float recall[2][4] = {}, out[2][4] = {};
         read_state(recall, out, set, at, m, n0);
         float last = c[PIECE - 1];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int r = m + lane / 4 + half * 8;
-            float faded = expf(c[r]), left = expf(last - c[r]);
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                float x = goal[j][half].x - recall[j][2 * half];
-                float y = goal[j][half].y - recall[j][2 * half + 1];
-                char *to = shared + r * NARROW + (n0 + j * 8 + lane % 4 * 2) * 2;
-                *(uint32_t *)(to + N_AT) = bf16_pair(x, y);
-                *(uint32_t *)(to + F_AT) = bf16_pair(x * left, y * left);
-                out[j][2 * half] *= faded;
-                out[j][2 * half + 1] *= faded;
-            }
-        }
-        if (i + 1 < pieces) load_goal();
+        store_change(shared, c, last, goal, recall, out, m, n0, lane);
+        if (i + 1 < pieces) load_goal(goal, own_u);
         __syncthreads(); /* N is here, S has been read */
-#pragma unroll
-        for (int k = 0; k < PIECE / 16; k++) {
-            uint32_t a[4], b[4];
-            load_a<128>(a, set + SP_AT, m, 2 * k);
-            load_narrow(b, at + N_AT, k * 16, n0);
-            multiply(out[0], a, b[0], b[1]);
-            multiply(out[1], a, b[2], b[3]);
-        }
+        add_changes(out, set, at, m, n0);
         float fade = expf(last);
 #pragma unroll
         for (int j = 0; j < 4; j++)
 #pragma unroll
             for (int v = 0; v < 4; v++) s[j][v] *= fade;
         add_keys(s, set, at, warp, lane);
-        publish();
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int r = m + lane / 4 + half * 8, row = in.first + r - in.skipped;
-            uint2 four = four_columns(half_pair(out[0][2 * half], out[0][2 * half + 1]),
-                                      half_pair(out[1][2 * half], out[1][2 * half + 1]));
-            if (r < in.skipped || row >= in.end) continue;
-            *(uint2 *)(delta + (int64_t)row * V_DIM + head * DIM + c0 + n0 + lane % 2 * 8 +
-                       lane % 4 / 2 * 4) = four;
-        }
+        publish_state(shared, s, warp, lane);
+        store_delta(delta, out, in, head, c0, lane, m, n0);
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)
