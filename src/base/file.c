@@ -71,11 +71,17 @@ void file_map_will_need(const struct file_map *map) {
     if (map->mapped) madvise((void *)(uintptr_t)map->data, map->size, MADV_WILLNEED);
 }
 
+/* Only a pipe or a device is waited for so long that a signal comes, and only a handler that wants
+ * the wait ended lets it end. */
+static int interrupted(lily_err *err, const char *path) {
+    return ERR(err, LILY_ECANCELED, "%s: interrupted", path);
+}
+
 int file_read(const char *path, size_t limit, char **data, size_t *size, lily_err *err) {
     enum { STEP = 1 << 16 };
     struct buf bytes = {0};
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return fail(err, path, "open");
+    if (fd < 0) return errno == EINTR ? interrupted(err, path) : fail(err, path, "open");
     ssize_t got = 1;
     int rc = 0;
     while (rc == 0 && got != 0) {
@@ -86,8 +92,8 @@ int file_read(const char *path, size_t limit, char **data, size_t *size, lily_er
             rc = ERR_NOMEM(err, path);
         } else if ((got = read(fd, bytes.data + bytes.len, STEP)) > 0) {
             bytes.len += (size_t)got;
-        } else if (got < 0 && errno != EINTR) {
-            rc = fail(err, path, "read");
+        } else if (got < 0) {
+            rc = errno == EINTR ? interrupted(err, path) : fail(err, path, "read");
         }
     }
     close(fd);

@@ -22,7 +22,7 @@ void file_unmap(struct file_map *map);
 void file_map_will_need(const struct file_map *map);
 
 /* Reads a file or a pipe to its end into a malloc'd, zero-terminated buffer, the caller's to free;
- * more than limit bytes are an error. */
+ * more than limit bytes are an error. LILY_ECANCELED: a signal ended the wait for a pipe. */
 int file_read(const char *path, size_t limit, char **data, size_t *size, lily_err *err);
 
 bool file_exists(const char *path);

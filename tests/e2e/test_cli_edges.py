@@ -44,6 +44,33 @@ def test_an_answer_that_fills_the_context(lily, standin):
     assert asked.returncode == OK and asked.stdout and asked.stderr == ""
 
 
+def catches(pid, number):
+    """Whether the process has a handler for the signal."""
+    with open(f"/proc/{pid}/status") as status:
+        caught = [line.split()[1] for line in status if line.startswith("SigCgt:")]
+    return int(caught[0], 16) >> (number - 1) & 1
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no /proc here")
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_pipe_is_not_waited_for_beyond_a_signal(lily, tmp_path, opened):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = lily.start("run", "--file", pipe)
+    # Opened for writing as soon as the program reads, and then nothing comes.
+    writer = os.open(pipe, os.O_WRONLY) if opened else None
+    while not catches(process.pid, signal.SIGINT):
+        time.sleep(0.01)
+    end = time.monotonic() + 20
+    while process.poll() is None and time.monotonic() < end:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    if opened:
+        os.close(writer)
+    assert process.poll() == 128 + signal.SIGINT
+    assert process.communicate() == (b"", b"lily: interrupted\n")
+
+
 def test_an_empty_command(lily):
     refused(lily(""), USAGE, 'found ""', "command")
 
