@@ -15,8 +15,23 @@
 #include "prefill_gemm.cuh"
 #include "prefill_wide.cuh"
 
-/* out[row][f] = sum_k x[row][k] w[f][k]: x bf16 [rows][w.cols] reordered, out fp16 [rows][ldo].
- * A thread's two rows of weights are neighbours, so that results are stored in pairs. */
+/* A thread's sums of rows n0 and on to out fp16 [rows][ldo]: its two rows of weights are
+ * neighbours, so that outputs f and the next are stored in pairs. */
+template <int N>
+__device__ __forceinline__ void store_pairs(fp16 *out, int ldo, const float (&acc)[N / 2], int n0,
+                                            int f, int rows, int lane) {
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int row = n0 + 8 * j + lane % 4 * 2 + i;
+            if (row >= rows) continue;
+            *(uint32_t *)(out + (int64_t)row * ldo + f) =
+                half_pair(acc[4 * j + i], acc[4 * j + 2 + i]);
+        }
+}
+
+/* out[row][f] = sum_k x[row][k] w[f][k]: x bf16 [rows][w.cols] reordered, out fp16 [rows][ldo]. */
 template <int WGS, int N, int STAGES>
 __device__ void dense(const bf16 *x, const cuda_mat &w, fp16 *out, int ldo, int rows) {
     SHARED_PIECES(shared);
@@ -29,20 +44,12 @@ __device__ void dense(const bf16 *x, const cuda_mat &w, fp16 *out, int ldo, int 
     p.shared = shared_address(shared);
     p.rounds = w.cols / 64;
     p.run(rows - n0, [&](int n) { return n0 + n; });
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int row = n0 + 8 * j + lane % 4 * 2 + i;
-            if (row >= rows) continue;
-            *(uint32_t *)(out + (int64_t)row * ldo + f) =
-                half_pair(p.acc[4 * j + i], p.acc[4 * j + 2 + i]);
-        }
+    store_pairs<N>(out, ldo, p.acc, n0, f, rows, lane);
 }
 
 #define DENSE(wgs, n, stages, at_least, pair, alone)                                               \
     KERNEL __launch_bounds__(wgs * 128, at_least)                                                  \
-        dense_##wgs##_##n(const bf16 *x, cuda_mat w, fp16 *out, int ldo, int rows) {              \
+        dense_##wgs##_##n(const bf16 *x, cuda_mat w, fp16 *out, int ldo, int rows) {               \
         dense<wgs, n, stages>(x, w, out, ldo, rows);                                               \
     }
 PREFILL_DENSE_TILES(DENSE)
@@ -61,18 +68,10 @@ __device__ __forceinline__ void dense_rows_256(const bf16 *x, const cuda_mat &w,
         return;
     }
     more_registers<224>();
-    wide_multiply(stage, w, tiles, [&](const float (&acc)[WIDE_ROWS / 2], int n0, int f) {
+    wide_multiply(stage, w, tiles, [&](const float(&acc)[WIDE_ROWS / 2], int n0, int f) {
         int lane = threadIdx.x % 32;
         f += lane / 4 * 2;
-#pragma unroll
-        for (int j = 0; j < WIDE_ROWS / 8; j++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int row = n0 + 8 * j + lane % 4 * 2 + i;
-                if (row >= rows) continue;
-                *(uint32_t *)(out + (int64_t)row * ldo + f) =
-                    half_pair(acc[4 * j + i], acc[4 * j + 2 + i]);
-            }
+        store_pairs<WIDE_ROWS>(out, ldo, acc, n0, f, rows, lane);
     });
 }
 KERNEL __launch_bounds__(WIDE_THREADS, 1)

@@ -25,6 +25,19 @@
 struct weight_tiles {
     const uint8_t *codes, *factors;
     uint32_t step;
+
+    /* Codes of the next 128 inputs, their second run to `further` bytes behind the first. */
+    template <int CODES_APART>
+    __device__ __forceinline__ void copy_codes(shared_at to, int further) {
+        copy16(to, codes, true);
+        copy16(to + (uint32_t)further, codes + CODES_APART, true);
+        codes += step;
+    }
+    /* Scales and biases of the next four times 128. */
+    __device__ __forceinline__ void copy_factors(shared_at to) {
+        copy16(to, factors, true);
+        factors += 4 * step;
+    }
 };
 
 /* first: the matrix's (with DOWN the expert's) first tile; row: the warp's first, a multiple of 16.
@@ -61,8 +74,47 @@ __device__ __forceinline__ void unpack_codes(uint32_t (&to)[2][4], int row, uint
     }
 }
 
+/* Scale and bias of a thread's two rows and one group, each twice in a word. */
+struct row_constants {
+    uint32_t scale[2], bias[2];
+};
+/* Both rows' lie side by side in shared memory. */
+__device__ __forceinline__ row_constants load_constants(shared_at at) {
+    uint2 pair = load_shared8(at);
+    row_constants k;
+    k.scale[0] = __byte_perm(pair.x, pair.x, 0x1010u);
+    k.bias[0] = __byte_perm(pair.x, pair.x, 0x3232u);
+    k.scale[1] = __byte_perm(pair.y, pair.y, 0x1010u);
+    k.bias[1] = __byte_perm(pair.y, pair.y, 0x3232u);
+    return k;
+}
+
+/* The 16 codes of each of a thread's two rows that belong to a round. */
+struct row_codes {
+    uint2 first, second;
+};
+
+/* Half a round's codes, eight of each row. */
+__device__ __forceinline__ void unpack_half(uint32_t (&to)[2][4], uint32_t first, uint32_t second,
+                                            const row_constants &k) {
+    unpack_codes(to, 0, first, k.scale[0], k.bias[0]);
+    unpack_codes(to, 1, second, k.scale[1], k.bias[1]);
+}
+
+/* acc += half a round's weights times its activations: two steps of products, queued. */
+template <int N>
+__device__ __forceinline__ void multiply_half(float (&acc)[N], const uint32_t (&weights)[2][4],
+                                              shared_at rows, int half) {
+    operand b = operand_rows(rows);
+    products_begin();
+    product(acc, weights[0], operand_at(b, half * 64));
+    product(acc, weights[1], operand_at(b, half * 64 + 32));
+    products_commit();
+}
+
 /* Rings of a tile in turn: activations by rounds, codes by two, constants by eight. */
 enum { CONSTANT_STAGES = 2, CONSTANT_ROUNDS = 8 };
+static_assert(CONSTANT_ROUNDS * 64 == 4 * 128, "copy_factors");
 
 template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
     static constexpr int THREADS = WGS * 128, LEAD = STAGES - 2;
@@ -112,14 +164,10 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
         if (round < rounds) {
             int tid = threadIdx.x;
             if (EVEN) {
-                shared_at to = codes_at(w_write);
-                copy16(to, w.codes, true);
-                copy16(to + THREADS * 16, w.codes + CODES_APART, true);
-                w.codes += w.step;
+                w.template copy_codes<CODES_APART>(codes_at(w_write), THREADS * 16);
                 advance(w_write, W_BYTES, CODE_STAGES);
                 if (round % CONSTANT_ROUNDS == 0) {
-                    copy16(constants_at(round) + (uint32_t)tid * 16, w.factors, true);
-                    w.factors += CONSTANT_ROUNDS / 2 * w.step;
+                    w.copy_factors(constants_at(round) + (uint32_t)tid * 16);
                 }
             }
             const uint4 *from = (const uint4 *)(x + round * 64);
@@ -134,29 +182,16 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
         copy_commit();
     }
 
-    /* Scale and bias of both rows for two rounds, each twice in a word. */
-    struct constants {
-        uint32_t scale[2], bias[2];
-    };
-    __device__ __forceinline__ constants constants_of(int round) const {
+    /* For two rounds. */
+    __device__ __forceinline__ row_constants constants_of(int round) const {
         int lane = (int)threadIdx.x % 32, group = lane % 4 / 2, g = lane / 4;
         int place = DOWN ? group * 64 + g * 8 : g * 16 + group * 8;
         shared_at at = constants_at(round) + (uint32_t)((int)threadIdx.x / 32 * 512 +
                                                         round % CONSTANT_ROUNDS / 2 * 128 + place);
-        uint2 pair = load_shared8(at);
-        constants k;
-        k.scale[0] = __byte_perm(pair.x, pair.x, 0x1010u);
-        k.bias[0] = __byte_perm(pair.x, pair.x, 0x3232u);
-        k.scale[1] = __byte_perm(pair.y, pair.y, 0x1010u);
-        k.bias[1] = __byte_perm(pair.y, pair.y, 0x3232u);
-        return k;
+        return load_constants(at);
     }
 
-    /* The 16 codes of each of a thread's two rows that belong to a round. */
-    struct codes {
-        uint2 first, second;
-    };
-    template <bool EVEN> __device__ __forceinline__ codes codes_of() const {
+    template <bool EVEN> __device__ __forceinline__ row_codes codes_of() const {
         shared_at at = codes_at(w_read);
         const uint32_t later = EVEN ? 0 : 1;
         if (!DOWN) {
@@ -172,41 +207,27 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
                 make_uint2(load_shared4(low + 8), load_shared4(high + 8))};
     }
 
-    /* Two steps of products from half a round. */
-    __device__ __forceinline__ void multiply_half(int half) {
-        operand b = operand_rows(shared + x_read);
-        products_begin();
-        product(acc, weights[half][0], operand_at(b, half * 64));
-        product(acc, weights[half][1], operand_at(b, half * 64 + 32));
-        products_commit();
-    }
-
-    __device__ __forceinline__ void unpack_first(const codes &c, const constants &k) {
-        unpack_codes(weights[0], 0, c.first.x, k.scale[0], k.bias[0]);
-        unpack_codes(weights[0], 1, c.second.x, k.scale[1], k.bias[1]);
-    }
-
     /* Multiplies a round; c and k are those of it, then of the next one. */
-    template <bool EVEN> __device__ __forceinline__ void step(int round, codes &c, constants &k) {
+    template <bool EVEN>
+    __device__ __forceinline__ void step(int round, row_codes &c, row_constants &k) {
         copy_wait<LEAD - 2>();
         publish_shared();
         __syncthreads(); /* round + 1 has landed, round - 2 has been read */
-        multiply_half(0);
+        multiply_half(acc, weights[0], shared + x_read, 0);
         fetch<EVEN == (LEAD % 2 == 0)>(round + LEAD);
         products_wait<1>(); /* the half before: its registers are free */
-        unpack_codes(weights[1], 0, c.first.y, k.scale[0], k.bias[0]);
-        unpack_codes(weights[1], 1, c.second.y, k.scale[1], k.bias[1]);
-        multiply_half(1);
+        unpack_half(weights[1], c.first.y, c.second.y, k);
+        multiply_half(acc, weights[1], shared + x_read, 1);
         products_wait<1>();
         advance(x_read, X_BYTES, STAGES);
         if (EVEN) {
             c = codes_of<false>();
-            unpack_first(c, k);
+            unpack_half(weights[0], c.first.x, c.second.x, k);
         } else if (round + 1 < rounds) {
             advance(w_read, W_BYTES, CODE_STAGES);
             k = constants_of(round + 1);
             c = codes_of<true>();
-            unpack_first(c, k);
+            unpack_half(weights[0], c.first.x, c.second.x, k);
         }
     }
 
@@ -234,9 +255,9 @@ template <int WGS, int N, int STAGES, bool DOWN = false> struct Product {
         }
         copy_wait<LEAD - 1>();
         __syncthreads(); /* constants are copied by other lanes */
-        constants k = constants_of(0);
-        codes c = codes_of<true>();
-        unpack_first(c, k);
+        row_constants k = constants_of(0);
+        row_codes c = codes_of<true>();
+        unpack_half(weights[0], c.first.x, c.second.x, k);
         for (int round = 0; round < rounds; round += 2) {
             step<true>(round, c, k);
             step<false>(round + 1, c, k);

@@ -79,6 +79,35 @@ __device__ __forceinline__ void fetch_decisive(shared_at to, const bf16 *high, c
     }
 }
 
+/* part = codes times both halves of a group's activations, queued. */
+template <int N>
+__device__ __forceinline__ void multiply_group(float (&part)[N / 2], const uint32_t (&a)[4][4],
+                                               shared_at group) {
+    operand x = operand_rows(group), rest = operand_rows(group + N * 128);
+    products_begin();
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        product(part, a[s], operand_at(rest, s * 32));
+        product(part, a[s], operand_at(x, s * 32));
+    }
+    products_commit();
+}
+
+/* A thread's sums to one part of out, rows from n0 and outputs from f on. */
+template <int N>
+__device__ __forceinline__ void store_sums(float *out, const float (&acc)[N / 2], int n0, int f,
+                                           int q, int rows, int width) {
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int row = n0 + 8 * j + q * 2 + i % 2;
+            if (row < rows && f + i / 2 < width) {
+                out[(int64_t)row * width + f + i / 2] = acc[4 * j + i];
+            }
+        }
+}
+
 /* out[part][row][f]: the sums over the part's groups; who reads them adds the parts in order. 64
  * outputs a warpgroup, all of them in one block. Grid: blocks of N rows in x, parts in y. */
 template <int N, int STAGES>
@@ -130,15 +159,7 @@ __device__ void decisive(const bf16 *high, const bf16 *low, const float *sums, c
         copy_wait<STAGES - 2>();
         publish_shared();
         __syncthreads(); /* the group is here, the one before has been multiplied */
-        operand x = operand_rows(ring + (uint32_t)(stage * STAGE));
-        operand rest = operand_rows(ring + (uint32_t)(stage * STAGE + N * 128));
-        products_begin();
-#pragma unroll
-        for (int s = 0; s < 4; s++) {
-            product(part, a[s], operand_at(rest, s * 32));
-            product(part, a[s], operand_at(x, s * 32));
-        }
-        products_commit();
+        multiply_group<N>(part, a, ring + (uint32_t)(stage * STAGE));
         int later = stage == 0 ? STAGES - 1 : stage - 1;
         if (g + STAGES - 1 < count) {
             fetch_decisive<N>(ring + (uint32_t)(later * STAGE), high, low, w.cols,
@@ -161,15 +182,7 @@ __device__ void decisive(const bf16 *high, const bf16 *low, const float *sums, c
         }
     }
     out += (int64_t)blockIdx.y * rows * w.rows;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int row = n0 + 8 * j + q * 2 + i % 2;
-            if (row < rows && f + i / 2 < w.rows) {
-                out[(int64_t)row * w.rows + f + i / 2] = acc[4 * j + i];
-            }
-        }
+    store_sums<N>(out, acc, n0, f, q, rows, w.rows);
 }
 
 #define DECISIVE(n, stages)                                                                        \

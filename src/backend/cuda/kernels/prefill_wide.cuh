@@ -26,9 +26,7 @@ struct wide_tiles {
         all = outputs / WIDE_OUTPUTS * of_rows;
     }
     __device__ __forceinline__ int row(int tile) const { return tile % of_rows * WIDE_ROWS; }
-    __device__ __forceinline__ int output(int tile) const {
-        return tile / of_rows * WIDE_OUTPUTS;
-    }
+    __device__ __forceinline__ int output(int tile) const { return tile / of_rows * WIDE_OUTPUTS; }
 };
 
 /* The ring's place of a stage and how often it has come round. */
@@ -97,15 +95,10 @@ struct WideProduct {
             if (tile_write < tiles.all) point(m, tiles, warp);
         }
         if (tile_write < tiles.all) {
-            shared_at to = own + slot_write * WIDE_UNIT + (uint32_t)tid * 16;
-            copy16(to, w.codes, true);
-            copy16(to + 2048, w.codes + 512, true);
-            w.codes += w.step;
+            w.copy_codes<512>(own + slot_write * WIDE_UNIT + (uint32_t)tid * 16, 128 * 16);
             if (unit_write % 4 == 0) {
-                copy16(own + WIDE_UNITS * WIDE_UNIT +
-                           (uint32_t)(unit_write / 4 % 2 * WIDE_FACTORS + tid * 16),
-                       w.factors, true);
-                w.factors += 4 * w.step;
+                w.copy_factors(own + WIDE_UNITS * WIDE_UNIT +
+                               (uint32_t)(unit_write / 4 % 2 * WIDE_FACTORS + tid * 16));
             }
             unit_write++;
             slot_write = slot_write + 1 == WIDE_UNITS ? 0 : slot_write + 1;
@@ -116,54 +109,31 @@ struct WideProduct {
         w = weights_of<false>(m, m.codes, tiles.output(tile_write) + warp * 16);
     }
 
-    struct constants {
-        uint32_t scale[2], bias[2];
-    };
-    __device__ __forceinline__ constants constants_of(int unit) const {
+    __device__ __forceinline__ row_constants constants_of(int unit) const {
         int tid = (int)threadIdx.x % 128, lane = tid % 32;
-        uint2 pair = load_shared8(own + WIDE_UNITS * WIDE_UNIT +
-                                  (uint32_t)(unit / 4 % 2 * WIDE_FACTORS + tid / 32 * 512 +
-                                             unit % 4 * 128 + lane / 4 * 16 + lane % 4 / 2 * 8));
-        constants k;
-        k.scale[0] = __byte_perm(pair.x, pair.x, 0x1010u);
-        k.bias[0] = __byte_perm(pair.x, pair.x, 0x3232u);
-        k.scale[1] = __byte_perm(pair.y, pair.y, 0x1010u);
-        k.bias[1] = __byte_perm(pair.y, pair.y, 0x3232u);
-        return k;
+        return load_constants(own + WIDE_UNITS * WIDE_UNIT +
+                              (uint32_t)(unit / 4 % 2 * WIDE_FACTORS + tid / 32 * 512 +
+                                         unit % 4 * 128 + lane / 4 * 16 + lane % 4 / 2 * 8));
     }
-    struct codes {
-        uint2 first, second;
-    };
-    __device__ __forceinline__ codes codes_of(int later) const {
+    __device__ __forceinline__ row_codes codes_of(int later) const {
         shared_at at = own + slot_read * WIDE_UNIT + (threadIdx.x % 128) * 16 + (uint32_t)later * 8;
         return {load_shared8(at), load_shared8(at + 2048)};
-    }
-    __device__ __forceinline__ void unpack_half(int half, const codes &c, const constants &k) {
-        unpack_codes(weights[half], 0, half ? c.first.y : c.first.x, k.scale[0], k.bias[0]);
-        unpack_codes(weights[half], 1, half ? c.second.y : c.second.x, k.scale[1], k.bias[1]);
-    }
-    __device__ __forceinline__ void multiply_half(int half, shared_at rows) {
-        operand b = operand_rows(rows);
-        products_begin();
-        product(acc, weights[half][0], operand_at(b, half * 64));
-        product(acc, weights[half][1], operand_at(b, half * 64 + 32));
-        products_commit();
     }
 
     /* A round: the first half of its weights is unpacked already. before: the stage of the round
      * before, which has been read once this one's first half is under way. */
     template <bool FETCH>
-    __device__ __forceinline__ void round(wide_stage &stage, const codes &c, const constants &k,
-                                          bool free, shared_at before, const cuda_mat &m,
-                                          const wide_tiles &tiles, int warp) {
+    __device__ __forceinline__ void round(wide_stage &stage, const row_codes &c,
+                                          const row_constants &k, bool free, shared_at before,
+                                          const cuda_mat &m, const wide_tiles &tiles, int warp) {
         signal_wait(stage.full(), stage.turn);
         publish_shared();
-        multiply_half(0, stage.rows());
+        multiply_half(acc, weights[0], stage.rows(), 0);
         if (FETCH) fetch(m, tiles, warp);
         products_wait<1>();
         if (free && threadIdx.x % 32 == 0) signal_arrive(before);
-        unpack_half(1, c, k);
-        multiply_half(1, stage.rows());
+        unpack_half(weights[1], c.first.y, c.second.y, k);
+        multiply_half(acc, weights[1], stage.rows(), 1);
         products_wait<1>();
     }
 };
@@ -192,14 +162,14 @@ __device__ __forceinline__ void wide_multiply(wide_stage stage, const cuda_mat &
         for (int unit = 0; unit < p.units; unit++) {
             copy_wait<WIDE_LEAD - 1>();
             __syncwarp(); /* constants are copied by other lanes */
-            WideProduct::constants k = p.constants_of(unit);
-            WideProduct::codes c = p.codes_of(0);
-            p.unpack_half(0, c, k);
+            row_constants k = p.constants_of(unit);
+            row_codes c = p.codes_of(0);
+            unpack_half(p.weights[0], c.first.x, c.second.x, k);
             p.round<true>(stage, c, k, unit > 0, before, m, tiles, warp);
             before = stage.empty();
             stage.next();
             c = p.codes_of(1);
-            p.unpack_half(0, c, k);
+            unpack_half(p.weights[0], c.first.x, c.second.x, k);
             p.round<false>(stage, c, k, true, before, m, tiles, warp);
             before = stage.empty();
             stage.next();
