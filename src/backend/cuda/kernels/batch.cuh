@@ -1,11 +1,10 @@
 /* Products of decode steps of several slots from planar weights: 2 to 64 rows, each weight read and
  * unpacked once for up to 16 of them (docs/cuda-batch.md; batch_tiles.cuh where weights lie as
- * tiles). A warp multiplies 16 rows of weights by 128 inputs of
- * every slot: weights are the left operand, taken straight from memory to registers, slots are the
- * columns of the right one. The 16 warps of a block take different inputs (or other rows, where
- * there are fewer than 2,048 inputs) and their sums are added in shared memory in the order of the
- * inputs. A slot is one column of its own, so its bits depend neither on the other slots nor on
- * their number. */
+ * tiles). A warp multiplies 16 rows of weights by 128 inputs of every slot: weights are the left
+ * operand, taken straight from memory to registers, slots are the columns of the right one. The 16
+ * warps of a block take different inputs (or other rows, where there are fewer than 2,048 inputs)
+ * and their sums are added in shared memory in the order of the inputs. A slot is one column of its
+ * own, so its bits depend neither on the other slots nor on their number. */
 #ifndef LILY_CUDA_BATCH_CUH
 #define LILY_CUDA_BATCH_CUH
 
@@ -246,5 +245,19 @@ __device__ __forceinline__ void batch_precise(const float *a, const cuda_mat &w,
         out[(int64_t)r * w.rows + n] = batch_sum(kept, batch_split(w.cols), 0, 1, slot, row);
     }
 }
+
+/* ---- between layers -------------------------------------------------------------------------- */
+
+/* Four channels of row r of the norm: y = x * scale * weight as float32 and bf16. */
+__device__ __forceinline__ void keep_normed(float4 x, float scale, const float *weight, int64_t r,
+                                            int c, float *normed, bf16 *normed_bf) {
+    float4 w = *(const float4 *)(weight + c);
+    float4 y =
+        make_float4(x.x * scale * w.x, x.y * scale * w.y, x.z * scale * w.z, x.w * scale * w.w);
+    *(float4 *)(normed + r * H + c) = y;
+    *(uint2 *)(normed_bf + r * H + c) = make_uint2(bf16_pair(y.x, y.y), bf16_pair(y.z, y.w));
+}
+
+enum { CHANNELS = (H / 4 + BATCH_THREADS - 1) / BATCH_THREADS }; /* fours of a row, a thread */
 
 #endif

@@ -70,6 +70,33 @@ __device__ __forceinline__ void store_tiles(const tile_sums<NT> &acc, float *kep
     }
 }
 
+/* Inputs of 8 NT rows from r0 on, as a pass of multiply_tiles wants them. All threads. */
+template <int NT>
+__device__ __forceinline__ void stage_inputs(staged_slice *staged, const bf16 *a,
+                                             const float *exact, int r0, int rows, bool low,
+                                             int warp, int lane) {
+    int staging = (min(rows - r0, 8 * NT) + 7) / 8 * SLICES; /* of eights that have rows */
+    if (exact) {
+#pragma unroll 1
+        for (int i = warp; i < staging; i += BATCH_WARPS) {
+            int r = r0 + i / SLICES * BATCH_ROWS + lane / 4;
+            stage_exact(staged[i], r < rows ? exact + (int64_t)r * H : nullptr, i % SLICES, low);
+        }
+    } else {
+        uint4 v[NT][4];
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            int i = t * BATCH_WARPS + warp, r = r0 + i / SLICES * BATCH_ROWS + lane / 4;
+            load_slice(v[t], i < staging && r < rows ? a + (int64_t)r * H : nullptr, i % SLICES);
+        }
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            int i = t * BATCH_WARPS + warp;
+            if (i < staging) stage_slice(staged[i], v[t]);
+        }
+    }
+}
+
 /* out[r][n] = sum_k a[r][k] w[n][k] for 8 NT rows from r0 on and row tiles [first, end) of a matrix
  * of so many rows, out rows ldo floats apart. A job is a row tile and a part of its slices, one of
  * `split`; warps take them in turn, and of a split row tile the parts are added in the order of
@@ -107,28 +134,7 @@ multiply_tiles(const bf16 *a, const float *exact, const uint8_t *codes, int n, f
 #pragma unroll 1
     for (int pass = 0; pass < passes; pass++) {
         if (pass) __syncthreads(); /* the inputs before are of no more use */
-        int staging = (min(rows - r0, 8 * NT) + 7) / 8 * SLICES; /* of eights that have rows */
-        if (exact) {
-#pragma unroll 1
-            for (int i = warp; i < staging; i += BATCH_WARPS) {
-                int r = r0 + i / SLICES * BATCH_ROWS + lane / 4;
-                stage_exact(staged[i], r < rows ? exact + (int64_t)r * H : nullptr, i % SLICES,
-                            pass == 1);
-            }
-        } else {
-            uint4 v[NT][4];
-#pragma unroll
-            for (int t = 0; t < NT; t++) {
-                int i = t * BATCH_WARPS + warp, r = r0 + i / SLICES * BATCH_ROWS + lane / 4;
-                load_slice(v[t], i < staging && r < rows ? a + (int64_t)r * H : nullptr,
-                           i % SLICES);
-            }
-#pragma unroll
-            for (int t = 0; t < NT; t++) {
-                int i = t * BATCH_WARPS + warp;
-                if (i < staging) stage_slice(staged[i], v[t]);
-            }
-        }
+        stage_inputs<NT>(staged, a, exact, r0, rows, pass == 1, warp, lane);
         __syncthreads();
 #pragma unroll 1
         for (int round = 0; round < jobs; round += BATCH_WARPS) {
@@ -284,6 +290,48 @@ __device__ __forceinline__ void unpack_bytes(uint32_t a, uint32_t b, uint32_t (&
 enum { ROUTER_THREADS = 1024, GROUPS = H / 64 };
 static_assert(32 * (int)GROUPS <= (int)ROUTER_THREADS, "a warp a group of 64 inputs");
 
+/* The lane's codes, of two rows and 16 inputs of the group, and the rows' factors. */
+__device__ __forceinline__ void load_router(uint4 (&codes)[2], uint2 &factors,
+                                            const cuda_mat &router, int block, int group, int g,
+                                            int q) {
+    const uint8_t *tile = router.codes + ((int64_t)block * SLICES + group / 2) * TILE_BYTE_BYTES;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        codes[i] = __ldg(
+            (const uint4 *)(tile + (2 * i + q % 2) * 512 + (4 * g + group % 2 * 2 + q / 2) * 16));
+    }
+    factors = __ldg((const uint2 *)(tile + TILE_CODES + g * 16 + group % 2 * 8));
+}
+
+/* 16 inputs as pairs that codes are unpacked to, each the sum of two bf16. */
+__device__ __forceinline__ void split_inputs(const float (&v)[2][8], uint32_t (&high)[2][4],
+                                             uint32_t (&low)[2][4]) {
+#pragma unroll
+    for (int w = 0; w < 2; w++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) bf16_halves(v[w][i], v[w][i + 4], high[w][i], low[w][i]);
+    }
+}
+
+/* 1 / rms of a slot's row from its groups' sums of squares. */
+__device__ __forceinline__ float norm_factor(const float (&squares)[GROUPS][BATCH_ROWS], int slot) {
+    float sum = 0;
+#pragma unroll 8
+    for (int s = 0; s < GROUPS; s++) sum += squares[s][slot];
+    return 1.0f / sqrtf(sum / H + SHAPE_NORM_EPS);
+}
+
+/* The norm of the lane's 16 values, which the weight has been applied to already. */
+__device__ __forceinline__ void store_normed(bf16 *to, const float (&v)[2][8], float factor) {
+#pragma unroll
+    for (int w = 0; w < 2; w++) {
+        const float(&y)[8] = v[w];
+        *(uint4 *)(to + 8 * w) = make_uint4(
+            bf16_pair(y[0] * factor, y[1] * factor), bf16_pair(y[2] * factor, y[3] * factor),
+            bf16_pair(y[4] * factor, y[5] * factor), bf16_pair(y[6] * factor, y[7] * factor));
+    }
+}
+
 /* The residual stream h = x + add of eight rows from r0 on, its norm to normed_bf, and the router's
  * scores of that norm in near float32 accuracy: products of h times the norm's weight, as the sum
  * of two bf16 each, with exact codes; the norm's factor is applied to what they give. A warp takes
@@ -302,14 +350,7 @@ KERNEL __launch_bounds__(ROUTER_THREADS, 1)
     float v[2][8] = {};
     let_next_begin();
     if (takes) {
-        const uint8_t *tile =
-            router.codes + ((int64_t)block * SLICES + group / 2) * TILE_BYTE_BYTES;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            codes[i] = __ldg((const uint4 *)(tile + (2 * i + q % 2) * 512 +
-                                             (4 * g + group % 2 * 2 + q / 2) * 16));
-        }
-        factors = __ldg((const uint2 *)(tile + TILE_CODES + g * 16 + group % 2 * 8));
+        load_router(codes, factors, router, block, group, g, q);
     }
     wait_for_previous();
     int column = group * 64 + q * 16; /* 16 inputs */
@@ -332,11 +373,7 @@ KERNEL __launch_bounds__(ROUTER_THREADS, 1)
         if (q == 0) squares[group][g] = sum;
         uint32_t high[2][4], low[2][4];
         float in[2], rest[2], product[4] = {}, acc[4];
-#pragma unroll
-        for (int w = 0; w < 2; w++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) bf16_halves(v[w][i], v[w][i + 4], high[w][i], low[w][i]);
-        }
+        split_inputs(v, high, low);
         sum_group(high, in);
         sum_group(low, rest);
 #pragma unroll
@@ -363,28 +400,16 @@ KERNEL __launch_bounds__(ROUTER_THREADS, 1)
         batch_keep(kept[group], acc, 0);
     }
     __syncthreads();
-    auto factor_of = [&](int slot) {
-        float sum = 0;
-#pragma unroll 8
-        for (int s = 0; s < GROUPS; s++) sum += squares[s][slot];
-        return 1.0f / sqrtf(sum / H + SHAPE_NORM_EPS);
-    };
     int row = threadIdx.x % 16, slot = threadIdx.x / 16, n = block * 16 + row;
     if (slot < BATCH_ROWS && n < router.rows && r0 + slot < rows) {
         float sum = 0;
 #pragma unroll 8
         for (int s = 0; s < GROUPS; s++) sum += kept[s][slot][row];
-        scores[(int64_t)(r0 + slot) * router.rows + n] = sum * factor_of(slot);
+        scores[(int64_t)(r0 + slot) * router.rows + n] = sum * norm_factor(squares, slot);
     }
     if (!takes || group / 2 != block || r >= rows) return; /* the norm's slice is its block's */
-    float factor = factor_of(g);
-#pragma unroll
-    for (int w = 0; w < 2; w++) {
-        const float(&y)[8] = v[w];
-        *(uint4 *)(normed_bf + (int64_t)r * H + column + 8 * w) = make_uint4(
-            bf16_pair(y[0] * factor, y[1] * factor), bf16_pair(y[2] * factor, y[3] * factor),
-            bf16_pair(y[4] * factor, y[5] * factor), bf16_pair(y[6] * factor, y[7] * factor));
-    }
+    float factor = norm_factor(squares, g);
+    store_normed(normed_bf + (int64_t)r * H + column, v, factor);
 }
 
 /* ---- experts --------------------------------------------------------------------------------- */
@@ -500,6 +525,36 @@ enum {
 static_assert(DOWN_RING + WINDOW * DOWN_GROUPS * (int)sizeof(staged_group) <= CUDA_TILES_DOWN,
               "what the host asks for");
 
+/* A warp stages a group of the hidden rows of entry e. */
+__device__ __forceinline__ void stage_hidden(staged_group *staged, const bf16 *hidden,
+                                             const expert_list &table, int e, int group, int lane) {
+    int m = lane / 4, n = (int)(table.entry[e] >> 16);
+    const bf16 *row = hidden + (int64_t)table.pairs[e][m < n ? m : 0] * INNER + group * 64;
+    uint32_t pairs[2][4];
+#pragma unroll
+    for (int w = 0; w < 2; w++) {
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (m < n) v = *(const uint4 *)(row + w * 32 + lane % 4 * 8);
+        pair_up(v, pairs[w]);
+    }
+    stage_group(staged[e % WINDOW * DOWN_GROUPS + group], 0, pairs);
+}
+
+/* acc += 32 rows by a group of 64 inputs: `at` has their codes and factors. */
+__device__ __forceinline__ void multiply_down(float (&acc)[2][1][4], const char *at,
+                                              const staged_group *from, int lane) {
+    uint32_t pairs[1][2][4];
+    float sums[1][2];
+    take_group<1>(pairs, sums, from, 0, 0);
+    /* Of a set's four rows the tile has first 0, then 2, 1, 3. */
+    uint4 c = *(const uint4 *)(at + lane * 16), d = *(const uint4 *)(at + 512 + lane * 16);
+    uint4 f = *(const uint4 *)(at + 1024 + lane / 4 * 16);
+    const uint32_t upper[2][2] = {{c.x, d.x}, {c.z, d.z}}, first[2] = {f.x, f.y};
+    const uint32_t lower[2][2] = {{c.y, d.y}, {c.w, d.w}}, second[2] = {f.z, f.w};
+    multiply_group<1>(acc[0], upper, first, pairs, sums);
+    multiply_group<1>(acc[1], lower, second, pairs, sums);
+}
+
 /* out[pair] = the expert's second half of hidden[pair]; of the shared expert to shared_out[slot].
  * A warp takes 32 rows of weights and all inputs, and meets no other warp. Any number of blocks. */
 KERNEL __launch_bounds__(BATCH_THREADS, 1)
@@ -545,16 +600,7 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
     for (int d = 0; d < DOWN_DEPTH; d++) fetch(ring.piece(d));
     auto stage = [&](int e) {
         if (warp >= DOWN_GROUPS) return;
-        int m = lane / 4, n = (int)(table.entry[e] >> 16);
-        const bf16 *row = hidden + (int64_t)table.pairs[e][m < n ? m : 0] * INNER + warp * 64;
-        uint32_t pairs[2][4];
-#pragma unroll
-        for (int w = 0; w < 2; w++) {
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (m < n) v = *(const uint4 *)(row + w * 32 + lane % 4 * 8);
-            pair_up(v, pairs[w]);
-        }
-        stage_group(staged[e % WINDOW * DOWN_GROUPS + warp], 0, pairs);
+        stage_hidden(staged, hidden, table, e, warp, lane);
     };
     auto work = [&](int unit) {
         int e = unit / UNITS, n = (int)(table.entry[e] >> 16);
@@ -564,16 +610,7 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
         for (int group = 0; group < DOWN_GROUPS; group++) {
             ring.arrive();
             const char *at = ring.piece();
-            uint32_t pairs[1][2][4];
-            float sums[1][2];
-            take_group<1>(pairs, sums, from + group, 0, 0);
-            /* Of a set's four rows the tile has first 0, then 2, 1, 3. */
-            uint4 c = *(const uint4 *)(at + lane * 16), d = *(const uint4 *)(at + 512 + lane * 16);
-            uint4 f = *(const uint4 *)(at + 1024 + lane / 4 * 16);
-            const uint32_t upper[2][2] = {{c.x, d.x}, {c.z, d.z}}, first[2] = {f.x, f.y};
-            const uint32_t lower[2][2] = {{c.y, d.y}, {c.w, d.w}}, second[2] = {f.z, f.w};
-            multiply_group<1>(acc[0], upper, first, pairs, sums);
-            multiply_group<1>(acc[1], lower, second, pairs, sums);
+            multiply_down(acc, at, from + group, lane);
             __syncwarp();
             fetch(ring.piece());
             ring.next();
@@ -592,8 +629,6 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
 }
 
 /* ---- between layers -------------------------------------------------------------------------- */
-
-enum { CHANNELS = (H / 4 + BATCH_THREADS - 1) / BATCH_THREADS }; /* fours of a thread */
 
 /* x[r] += add[r] + the experts' weighted sum (in order of choice) + sigmoid(gate) * own[r]; then
  * the next norm of the whole row as float32 and bf16. Grid: rows. */
@@ -620,8 +655,7 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
 #pragma unroll
         for (int j = 0; j < TOP_K; j++) {
             float share = weights[r * TOP_K + j];
-            y.x = fmaf(share, z[j].x, y.x), y.y = fmaf(share, z[j].y, y.y);
-            y.z = fmaf(share, z[j].z, y.z), y.w = fmaf(share, z[j].w, y.w);
+            add_scaled(y, z[j], share);
         }
         v[i].x = h.x + m.x + fmaf(gate, s.x, y.x), v[i].y = h.y + m.y + fmaf(gate, s.y, y.y);
         v[i].z = h.z + m.z + fmaf(gate, s.z, y.z), v[i].w = h.w + m.w + fmaf(gate, s.w, y.w);
@@ -632,11 +666,6 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
 #pragma unroll
     for (int i = 0; i < CHANNELS; i++) {
         int c = (i * BATCH_THREADS + threadIdx.x) * 4;
-        if (c >= H) continue;
-        float4 w = *(const float4 *)(weight + c);
-        float4 y = make_float4(v[i].x * scale * w.x, v[i].y * scale * w.y, v[i].z * scale * w.z,
-                               v[i].w * scale * w.w);
-        *(float4 *)(normed + r * H + c) = y;
-        *(uint2 *)(normed_bf + r * H + c) = make_uint2(bf16_pair(y.x, y.y), bf16_pair(y.z, y.w));
+        if (c < H) keep_normed(v[i], scale, weight, r, c, normed, normed_bf);
     }
 }

@@ -59,6 +59,29 @@ __device__ __forceinline__ float silu(float x) {
     return x * sigmoid(x);
 }
 
+__device__ __forceinline__ float softplus(float x) {
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
+__device__ __forceinline__ float dot_four(float4 a, float4 b) {
+    return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, a.w * b.w)));
+}
+
+__device__ __forceinline__ float4 scaled(float4 y, float s) {
+    return make_float4(y.x * s, y.y * s, y.z * s, y.w * s);
+}
+
+__device__ __forceinline__ void add_scaled(float4 &sum, float4 x, float s) {
+    sum.x = fmaf(x.x, s, sum.x), sum.y = fmaf(x.y, s, sum.y);
+    sum.z = fmaf(x.z, s, sum.z), sum.w = fmaf(x.w, s, sum.w);
+}
+
+/* A channel after the convolution, before its SiLU: a, b, d are the inputs before u, a the oldest.
+ */
+__device__ __forceinline__ float convolved(float4 taps, float a, float b, float d, float u) {
+    return fmaf(taps.w, u, fmaf(taps.z, d, fmaf(taps.y, b, taps.x * a)));
+}
+
 /* The sum over the warp, the same bits in every lane. */
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
@@ -140,9 +163,9 @@ __device__ __forceinline__ mat_row row_of(const cuda_mat &m, int64_t row) {
         codes = tile_wide_codes(in_tile, 0), factors = tile_wide_scale(in_tile, 0);
     } else if (m.layout == CUDA_DOWN) {
         in_tile = (int)(row & 127);
-        tile = row / H * (int64_t)(m.cols / TILE_DOWN_COLS) *
-                   (H / TILE_DOWN_ROWS * TILE_DOWN_BYTES) +
-               row % H / TILE_DOWN_ROWS * TILE_DOWN_BYTES;
+        tile =
+            row / H * (int64_t)(m.cols / TILE_DOWN_COLS) * (H / TILE_DOWN_ROWS * TILE_DOWN_BYTES) +
+            row % H / TILE_DOWN_ROWS * TILE_DOWN_BYTES;
         codes = tile_down_codes(in_tile, 0), factors = tile_down_scale(in_tile);
     } else {
         in_tile = (int)(row & 15);

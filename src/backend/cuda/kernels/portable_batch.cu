@@ -427,19 +427,6 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
 
 /* ---- between layers -------------------------------------------------------------------------- */
 
-/* Four channels of row r of the norm: y = x * scale * weight as float32 and bf16. */
-__device__ __forceinline__ void keep_normed(float4 x, float scale, const float *weight, int64_t r,
-                                            int c, float *normed, bf16 *normed_bf) {
-    float4 w = *(const float4 *)(weight + c);
-    float4 y =
-        make_float4(x.x * scale * w.x, x.y * scale * w.y, x.z * scale * w.z, x.w * scale * w.w);
-    *(float4 *)(normed + r * H + c) = y;
-    *(uint2 *)(normed_bf + r * H + c) = make_uint2(bf16_pair(y.x, y.y), bf16_pair(y.z, y.w));
-}
-
-/* Channels of thread number i of a row, below H. */
-enum { CHANNELS = (H / 4 + BATCH_THREADS - 1) / BATCH_THREADS };
-
 /* The norm of what the threads of a block have in v, and in x[r]. */
 __device__ __forceinline__ void norm_row(const float4 (&v)[CHANNELS], const float *weight,
                                          int64_t r, float *normed, bf16 *normed_bf) {
@@ -501,8 +488,7 @@ KERNEL __launch_bounds__(BATCH_THREADS, 1)
 #pragma unroll
         for (int j = 0; j < TOP_K; j++) {
             float share = routing[r * 2 * TOP_K + TOP_K + j];
-            y.x = fmaf(share, z[j].x, y.x), y.y = fmaf(share, z[j].y, y.y);
-            y.z = fmaf(share, z[j].z, y.z), y.w = fmaf(share, z[j].w, y.w);
+            add_scaled(y, z[j], share);
         }
         float4 *at = (float4 *)(x + r * H + c);
         v[i] = *at;

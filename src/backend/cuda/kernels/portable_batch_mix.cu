@@ -17,18 +17,18 @@ enum {
 
 /* Four channels of head `head` after the convolution; writes the convolution state where `owner`.
  */
-__device__ __forceinline__ float4 convolved(const float *proj, const float4 *taps,
-                                            const cuda_slot &slot, int layer, int head,
-                                            bool owner) {
+__device__ __forceinline__ float4 convolve_head(const float *proj, const float4 *taps,
+                                                const cuda_slot &slot, int layer, int head,
+                                                bool owner) {
     int c = head * DIM + threadIdx.x % 32 * 4;
     const float *history = slot.conv_in + (int64_t)layer * 3 * CONV_DIM;
     float4 a = *(const float4 *)(history + c), b = *(const float4 *)(history + CONV_DIM + c);
     float4 d = *(const float4 *)(history + 2 * CONV_DIM + c), u = *(const float4 *)(proj + c), y;
     float4 w0 = taps[c], w1 = taps[c + 1], w2 = taps[c + 2], w3 = taps[c + 3]; /* of a channel */
-    y.x = silu(fmaf(w0.w, u.x, fmaf(w0.z, d.x, fmaf(w0.y, b.x, w0.x * a.x))));
-    y.y = silu(fmaf(w1.w, u.y, fmaf(w1.z, d.y, fmaf(w1.y, b.y, w1.x * a.y))));
-    y.z = silu(fmaf(w2.w, u.z, fmaf(w2.z, d.z, fmaf(w2.y, b.z, w2.x * a.z))));
-    y.w = silu(fmaf(w3.w, u.w, fmaf(w3.z, d.w, fmaf(w3.y, b.w, w3.x * a.w))));
+    y.x = silu(convolved(w0, a.x, b.x, d.x, u.x));
+    y.y = silu(convolved(w1, a.y, b.y, d.y, u.y));
+    y.z = silu(convolved(w2, a.z, b.z, d.z, u.z));
+    y.w = silu(convolved(w3, a.w, b.w, d.w, u.w));
     if (owner) {
         float *next = slot.conv_out + (int64_t)layer * 3 * CONV_DIM;
         *(float4 *)(next + c) = b;
@@ -39,16 +39,7 @@ __device__ __forceinline__ float4 convolved(const float *proj, const float4 *tap
 }
 
 __device__ __forceinline__ float squares(float4 y) {
-    return warp_sum(fmaf(y.x, y.x, fmaf(y.y, y.y, fmaf(y.z, y.z, y.w * y.w))));
-}
-
-__device__ __forceinline__ float4 scaled(float4 y, float s) {
-    return make_float4(y.x * s, y.y * s, y.z * s, y.w * s);
-}
-
-__device__ __forceinline__ void add_scaled(float4 &sum, float4 x, float s) {
-    sum.x = fmaf(x.x, s, sum.x), sum.y = fmaf(x.y, s, sum.y);
-    sum.z = fmaf(x.z, s, sum.z), sum.w = fmaf(x.w, s, sum.w);
+    return warp_sum(dot_four(y, y));
 }
 
 /* mix[slot][head], bf16, from proj[slot] (queries, keys, values, z) and ba[slot] (b, a). The rule
@@ -73,19 +64,18 @@ KERNEL __launch_bounds__(MIX_THREADS)
     for (int i = 0; i < KEYS; i++) s[i] = *(const float4 *)(slot.state_in + at + i * DIM);
     wait_for_previous(); /* the state is of the step before */
     if (warp == 0) {
-        float4 y = convolved(row, taps, slot, layer, key_head, owner);
+        float4 y = convolve_head(row, taps, slot, layer, key_head, owner);
         *(float4 *)&q[lane * 4] = scaled(y, 1.0f / sqrtf(squares(y) + 1e-6f) * rsqrtf((float)DIM));
     } else if (warp == 1) {
-        float4 y = convolved(row, taps, slot, layer, K_HEADS + key_head, owner);
+        float4 y = convolve_head(row, taps, slot, layer, K_HEADS + key_head, owner);
         *(float4 *)&k[lane * 4] = scaled(y, 1.0f / sqrtf(squares(y) + 1e-6f));
     } else if (warp == 2) {
-        *(float4 *)&v[lane * 4] = convolved(row, taps, slot, layer, 2 * K_HEADS + head, true);
+        *(float4 *)&v[lane * 4] = convolve_head(row, taps, slot, layer, 2 * K_HEADS + head, true);
     } else if (warp == 3 && lane == 0) {
         const float *from = ba + (int64_t)blockIdx.y * 2 * V_HEADS;
-        float x = from[V_HEADS + head] + dt_bias[head];
-        float softplus = x > 20.0f ? x : log1pf(expf(x));
+        float dt = softplus(from[V_HEADS + head] + dt_bias[head]);
         beta = sigmoid(from[head]);
-        decay = expf(-rate[head] * softplus);
+        decay = expf(-rate[head] * dt);
     }
     __syncthreads();
     float4 recall = make_float4(0, 0, 0, 0), read = make_float4(0, 0, 0, 0);
@@ -97,7 +87,7 @@ KERNEL __launch_bounds__(MIX_THREADS)
     *(float4 *)&part[0][warp][lane * 4] = recall;
     *(float4 *)&part[1][warp][lane * 4] = read;
     float4 qs = *(const float4 *)&q[lane * 4], ks = *(const float4 *)&k[lane * 4];
-    float kq = warp_sum(fmaf(qs.x, ks.x, fmaf(qs.y, ks.y, fmaf(qs.z, ks.z, qs.w * ks.w))));
+    float kq = warp_sum(dot_four(qs, ks));
     __syncthreads();
     float4 m = make_float4(0, 0, 0, 0), p = make_float4(0, 0, 0, 0);
 #pragma unroll

@@ -33,13 +33,13 @@ KERNEL __launch_bounds__(CONV_WARPS * 32)
     float4 a = input(begin - 3), b = input(begin - 2), d = input(begin - 1);
     for (int i = begin; i < end; i++) {
         float4 u = input(i), y;
-        y.x = silu(fmaf(w0.w, u.x, fmaf(w0.z, d.x, fmaf(w0.y, b.x, w0.x * a.x))));
-        y.y = silu(fmaf(w1.w, u.y, fmaf(w1.z, d.y, fmaf(w1.y, b.y, w1.x * a.y))));
-        y.z = silu(fmaf(w2.w, u.z, fmaf(w2.z, d.z, fmaf(w2.y, b.z, w2.x * a.z))));
-        y.w = silu(fmaf(w3.w, u.w, fmaf(w3.z, d.w, fmaf(w3.y, b.w, w3.x * a.w))));
+        y.x = silu(convolved(w0, a.x, b.x, d.x, u.x));
+        y.y = silu(convolved(w1, a.y, b.y, d.y, u.y));
+        y.z = silu(convolved(w2, a.z, b.z, d.z, u.z));
+        y.w = silu(convolved(w3, a.w, b.w, d.w, u.w));
         *(float4 *)(channels + (first + i) * CONV_DIM + c) = y;
         if (head < 2 * K_HEADS) {
-            float sum = warp_sum(fmaf(y.x, y.x, fmaf(y.y, y.y, fmaf(y.z, y.z, y.w * y.w))));
+            float sum = warp_sum(dot_four(y, y));
             float scale = 1.0f / sqrtf(sum + 1e-6f);
             if (head < K_HEADS) scale *= rsqrtf((float)DIM);
             if (lane == 0) norms[(first + i) * 2 * K_HEADS + head] = scale;
@@ -59,10 +59,9 @@ KERNEL gates(const float *ba, const float *rate, const float *dt_bias, float *ou
     int i = blockIdx.x * blockDim.x + threadIdx.x, r = i / V_HEADS, h = i % V_HEADS;
     if (r >= rows) return;
     const float *from = ba + (int64_t)r * 2 * V_HEADS;
-    float x = from[V_HEADS + h] + dt_bias[h];
-    float softplus = x > 20.0f ? x : log1pf(expf(x));
+    float dt = softplus(from[V_HEADS + h] + dt_bias[h]);
     out[(int64_t)r * 2 * V_HEADS + h] = sigmoid(from[h]);
-    out[(int64_t)r * 2 * V_HEADS + V_HEADS + h] = expf(-rate[h] * softplus);
+    out[(int64_t)r * 2 * V_HEADS + V_HEADS + h] = expf(-rate[h] * dt);
 }
 
 /* The delta rule, token by token, with the state in registers: a block owns COLUMNS columns of one
@@ -107,16 +106,17 @@ __device__ __forceinline__ void load_inputs(scan_inputs &in, const float *channe
     }
 }
 
-/* m = S^T k and p = S^T q for a token and one column, whose keys PARTS threads share; kt: this
+/* m = S^T k and p = S^T q for token t and one column, whose keys PARTS threads share; kt: this
  * thread's keys of k. */
-__device__ __forceinline__ void read_column(const float (&s)[KEYS][4], const float (&q)[DIM],
-                                            const float (&k)[DIM], int part, float4 (&kt)[KEYS],
-                                            float &m, float &p) {
+__device__ __forceinline__ void read_column(const float (&s)[KEYS][4],
+                                            const float (&q)[SCAN_ROWS][DIM],
+                                            const float (&k)[SCAN_ROWS][DIM], int t, int part,
+                                            float4 (&kt)[KEYS], float &m, float &p) {
     float recall[4] = {}, read[4] = {};
 #pragma unroll
     for (int i = 0; i < KEYS; i++) {
-        kt[i] = *(const float4 *)&k[(PARTS * i + part) * 4];
-        float4 qt = *(const float4 *)&q[(PARTS * i + part) * 4];
+        kt[i] = *(const float4 *)&k[t][(PARTS * i + part) * 4];
+        float4 qt = *(const float4 *)&q[t][(PARTS * i + part) * 4];
         recall[0] = fmaf(s[i][0], kt[i].x, recall[0]);
         recall[1] = fmaf(s[i][1], kt[i].y, recall[1]);
         recall[2] = fmaf(s[i][2], kt[i].z, recall[2]);
@@ -175,7 +175,7 @@ KERNEL __launch_bounds__(SCAN_THREADS)
         __syncthreads();
         for (int t = warp; t < n; t += SCAN_THREADS / 32) {
             float4 x = *(float4 *)&q[t][lane * 4], y = *(float4 *)&k[t][lane * 4];
-            float sum = warp_sum(fmaf(x.x, y.x, fmaf(x.y, y.y, fmaf(x.z, y.z, x.w * y.w))));
+            float sum = warp_sum(dot_four(x, y));
             if (lane == 0) kq[t] = sum;
         }
         if (from + SCAN_ROWS < rows_per_slot) {
@@ -186,7 +186,7 @@ KERNEL __launch_bounds__(SCAN_THREADS)
         for (int t = 0; t < n; t++) {
             float e = decay[t], m, p;
             float4 kt[KEYS];
-            read_column(s, q[t], k[t], part, kt, m, p);
+            read_column(s, q, k, t, part, kt, m, p);
             float d = beta[t] * fmaf(-e, m, v[t][column]);
             if (part == 0) {
                 delta[(first + from + t) * V_DIM + head * DIM + c0 + column] =
@@ -220,7 +220,7 @@ KERNEL gated_norm(const float *delta, const float *proj, int width, const float 
         int64_t at = r * V_DIM + h * DIM + lane * 4;
         float4 x = *(const float4 *)(delta + at);
         float4 z = *(const float4 *)(proj + r * width + CONV_DIM + h * DIM + lane * 4);
-        float sum = warp_sum(fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(x.z, x.z, x.w * x.w))));
+        float sum = warp_sum(dot_four(x, x));
         float scale = 1.0f / sqrtf(sum / DIM + SHAPE_NORM_EPS);
         float4 y = make_float4(x.x * scale * w.x * silu(z.x), x.y * scale * w.y * silu(z.y),
                                x.z * scale * w.z * silu(z.z), x.w * scale * w.w * silu(z.w));

@@ -52,15 +52,15 @@ KERNEL __launch_bounds__(CONV_WARPS * 32)
 #pragma unroll 4
     for (int i = begin; i < end; i++) {
         float4 u = input(i), y;
-        y.x = quick_silu(fmaf(w0.w, u.x, fmaf(w0.z, d.x, fmaf(w0.y, b.x, w0.x * a.x))));
-        y.y = quick_silu(fmaf(w1.w, u.y, fmaf(w1.z, d.y, fmaf(w1.y, b.y, w1.x * a.y))));
-        y.z = quick_silu(fmaf(w2.w, u.z, fmaf(w2.z, d.z, fmaf(w2.y, b.z, w2.x * a.z))));
-        y.w = quick_silu(fmaf(w3.w, u.w, fmaf(w3.z, d.w, fmaf(w3.y, b.w, w3.x * a.w))));
+        y.x = quick_silu(convolved(w0, a.x, b.x, d.x, u.x));
+        y.y = quick_silu(convolved(w1, a.y, b.y, d.y, u.y));
+        y.z = quick_silu(convolved(w2, a.z, b.z, d.z, u.z));
+        y.w = quick_silu(convolved(w3, a.w, b.w, d.w, u.w));
         if (head < 2 * K_HEADS) {
-            float sum = warp_sum(fmaf(y.x, y.x, fmaf(y.y, y.y, fmaf(y.z, y.z, y.w * y.w))));
+            float sum = warp_sum(dot_four(y, y));
             float scale = 1.0f / sqrtf(sum + 1e-6f);
             if (head < K_HEADS) scale *= rsqrtf((float)DIM);
-            y.x *= scale, y.y *= scale, y.z *= scale, y.w *= scale;
+            y = scaled(y, scale);
         }
         *(uint2 *)(channels + (int64_t)i * CONV_DIM + c) =
             make_uint2(bf16_pair(y.x, y.y), bf16_pair(y.z, y.w));
@@ -128,10 +128,10 @@ __device__ __forceinline__ void piece_gates(const float *ba, int rows, const flo
     int i = threadIdx.x, row = p.first + i - p.skipped;
     float g = 0, b = 0;
     if (i < PIECE && i >= p.skipped && row < p.end) {
-        float x = decisive_sum(ba, rows, 2 * V_HEADS, row, V_HEADS + head) + dt_bias[head];
-        float softplus = x > 20.0f ? x : log1pf(expf(x));
+        float dt =
+            softplus(decisive_sum(ba, rows, 2 * V_HEADS, row, V_HEADS + head) + dt_bias[head]);
         b = sigmoid(decisive_sum(ba, rows, 2 * V_HEADS, row, head));
-        g = -rate[head] * softplus;
+        g = -rate[head] * dt;
     }
     if (i < PIECE) c[i] = g, beta[i] = b;
     for (int step = 1; step < PIECE; step *= 2) {
@@ -586,7 +586,7 @@ KERNEL __launch_bounds__(256) prompt_gated_norm(const fp16 *delta, const fp16 *p
     for (int h = warp; h < V_HEADS; h += blockDim.x / 32) {
         float4 x = four_halves(delta + r * V_DIM + h * DIM + lane * 4);
         float4 z = four_halves(proj + r * width + CONV_DIM + h * DIM + lane * 4);
-        float sum = warp_sum(fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(x.z, x.z, x.w * x.w))));
+        float sum = warp_sum(dot_four(x, x));
         float scale = 1.0f / sqrtf(sum / DIM + SHAPE_NORM_EPS);
         *(float4 *)(values[warp] + lane * 4) =
             make_float4(x.x * scale * w.x * quick_silu(z.x), x.y * scale * w.y * quick_silu(z.y),

@@ -121,8 +121,7 @@ KERNEL __launch_bounds__(NORM_THREADS)
 #pragma unroll
         for (int j = 0; j < TOP_K; j++) {
             float2 a = half_floats(of[j].x), b = half_floats(of[j].y);
-            sum.x = fmaf(share[j], a.x, sum.x), sum.y = fmaf(share[j], a.y, sum.y);
-            sum.z = fmaf(share[j], b.x, sum.z), sum.w = fmaf(share[j], b.y, sum.w);
+            add_scaled(sum, make_float4(a.x, a.y, b.x, b.y), share[j]);
         }
         v[i].x += fmaf(gate, always.x, sum.x), v[i].y += fmaf(gate, always.y, sum.y);
         v[i].z += fmaf(gate, always.z, sum.z), v[i].w += fmaf(gate, always.w, sum.w);
