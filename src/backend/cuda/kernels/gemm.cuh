@@ -38,8 +38,8 @@ __device__ __forceinline__ uint32_t swizzled(int r, int p) {
 /* SPLIT: the matrix may lie as tiles of `down`. */
 template <int TILE_M, bool SPLIT = false> struct Tile {
     static constexpr int WARPS_M = 2, WARPS_N = THREADS / 32 / WARPS_M;
-    static constexpr int MS = TILE_M / WARPS_M / 16; /* 16-row pieces of a warp */
-    static constexpr int NS = TILE_N / WARPS_N / 8;  /* 8-column pieces of a warp, even */
+    static constexpr int MS = TILE_M / WARPS_M / 16;    /* 16-row pieces of a warp */
+    static constexpr int NS = TILE_N / WARPS_N / 8;     /* 8-column pieces of a warp, even */
     static constexpr int AHEAD = TILE_M >= 128 ? 3 : 4; /* rounds on their way */
     static constexpr int A_BYTES = TILE_M * TILE_K * 2, B_BYTES = TILE_N * TILE_K * 2;
 
@@ -74,8 +74,7 @@ template <int TILE_M, bool SPLIT = false> struct Tile {
     static __device__ codes load(const code_source &s, const cuda_mat &like, int round) {
         codes c = {};
         if (!s.valid) return c;
-        const uint8_t *at =
-            s.at + (lies_as(like, CUDA_PLANAR) ? round * 32 : code_at(like, round));
+        const uint8_t *at = s.at + (lies_as(like, CUDA_PLANAR) ? round * 32 : code_at(like, round));
         if (SPLIT && lies_as(like, CUDA_DOWN)) {
             const uint32_t *words = (const uint32_t *)at;
             c.words =
@@ -152,8 +151,8 @@ template <int TILE_M, bool SPLIT = false> struct Tile {
 #pragma unroll
             for (int j = 0; j < NS; j += 2) {
                 uint32_t bn[4]; /* two 8-column pieces: k low, k high of each */
-                load_matrices(bn, b + swizzled(n0 + j * 8 + lane / 16 * 8 + lane % 8,
-                                               2 * k + lane / 8 % 2));
+                load_matrices(
+                    bn, b + swizzled(n0 + j * 8 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
 #pragma unroll
                 for (int i = 0; i < MS; i++) {
                     multiply(acc[i][j], am[i], bn[0], bn[1]);

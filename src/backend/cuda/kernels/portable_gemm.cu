@@ -16,8 +16,8 @@
 #include "gemm.cuh"
 
 /* out[row][n] = sum_k a[row][k] w[n][k]: a bf16 [rows, w.cols], out float [rows, ldo]. */
-template <int TILE_M> __device__ void dense(const bf16 *a, const cuda_mat &w, float *out, int ldo,
-                                            int rows) {
+template <int TILE_M>
+__device__ void dense(const bf16 *a, const cuda_mat &w, float *out, int ldo, int rows) {
     DYNAMIC_SHARED(char, shared);
     int m0 = blockIdx.x * TILE_M, n0 = blockIdx.y * TILE_N;
     dense_rows source = {a, w.cols, m0, rows};
@@ -32,12 +32,12 @@ template <int TILE_M> __device__ void dense(const bf16 *a, const cuda_mat &w, fl
     });
 }
 
-KERNEL __launch_bounds__(THREADS) gemm_64(const bf16 *a, cuda_mat w, float *out, int ldo,
-                                          int rows) {
+KERNEL __launch_bounds__(THREADS)
+    gemm_64(const bf16 *a, cuda_mat w, float *out, int ldo, int rows) {
     dense<64>(a, w, out, ldo, rows);
 }
-KERNEL __launch_bounds__(THREADS, 2) gemm_128(const bf16 *a, cuda_mat w, float *out, int ldo,
-                                           int rows) {
+KERNEL __launch_bounds__(THREADS, 2)
+    gemm_128(const bf16 *a, cuda_mat w, float *out, int ldo, int rows) {
     dense<128>(a, w, out, ldo, rows);
 }
 
@@ -46,9 +46,9 @@ KERNEL __launch_bounds__(THREADS, 2) gemm_128(const bf16 *a, cuda_mat w, float *
 /* hidden[place][i] = silu(gate_e x) * (up_e x) for the block's expert e and its places, x the row
  * of the pair at that place. Even 8-column tiles are gate, odd ones up: both products of an output
  * meet in one thread. */
-template <int TILE_M> __device__ void experts_up(const bf16 *a, const cuda_mat &gate,
-                                                 const cuda_mat &up, const cuda_groups &groups,
-                                                 bf16 *hidden, int inner) {
+template <int TILE_M>
+__device__ void experts_up(const bf16 *a, const cuda_mat &gate, const cuda_mat &up,
+                           const cuda_groups &groups, bf16 *hidden, int inner) {
     DYNAMIC_SHARED(char, shared);
     expert_block b = block_of(groups, blockIdx.x, TILE_M);
     if (b.rows <= 0) return;
@@ -65,8 +65,9 @@ template <int TILE_M> __device__ void experts_up(const bf16 *a, const cuda_mat &
 }
 
 /* out[place][h] = down_e hidden[place] */
-template <int TILE_M> __device__ void experts_down(const bf16 *hidden, const cuda_mat &down,
-                                                   const cuda_groups &groups, float *out) {
+template <int TILE_M>
+__device__ void experts_down(const bf16 *hidden, const cuda_mat &down, const cuda_groups &groups,
+                             float *out) {
     DYNAMIC_SHARED(char, shared);
     expert_block b = block_of(groups, blockIdx.x, TILE_M);
     if (b.rows <= 0) return;
@@ -86,9 +87,8 @@ template <int TILE_M> __device__ void experts_down(const bf16 *hidden, const cud
 }
 
 #define EXPERT_KERNELS(rows)                                                                       \
-    KERNEL __launch_bounds__(THREADS, 2)                                                           \
-        experts_up_##rows(const bf16 *a, cuda_mat gate, cuda_mat up, cuda_groups groups,           \
-                          bf16 *hidden, int inner) {                                               \
+    KERNEL __launch_bounds__(THREADS, 2) experts_up_##rows(                                        \
+        const bf16 *a, cuda_mat gate, cuda_mat up, cuda_groups groups, bf16 *hidden, int inner) {  \
         experts_up<rows>(a, gate, up, groups, hidden, inner);                                      \
     }                                                                                              \
     KERNEL __launch_bounds__(THREADS, 2)                                                           \

@@ -50,8 +50,8 @@ __device__ __forceinline__ void narrow_products(const cuda_mat *const (&mat)[ROW
                 if (first >= cols) continue;
                 int group = first / 256 * 4, at = factor_at(m, group);
                 word[u][r] = __ldg((const uint32_t *)(from[r].codes + code_at(m, group)));
-                factors[u][r] =
-                    __ldg(from[r].scales + at) | (uint32_t)__ldg(from[r].biases + at) << 16;
+                factors[u][r] = __ldg(from[r].scales + at) | (uint32_t)__ldg(from[r].biases + at)
+                                                                 << 16;
             }
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
@@ -88,8 +88,7 @@ __device__ __forceinline__ void wide_products(const cuda_mat *const (&mat)[ROWS]
             const cuda_mat &m = *mat[r];
             mat_row from = row_of(m, row[r]);
             int at = factor_at(m, first / 64);
-            uint32_t factors =
-                __ldg(from.scales + at) | (uint32_t)__ldg(from.biases + at) << 16;
+            uint32_t factors = __ldg(from.scales + at) | (uint32_t)__ldg(from.biases + at) << 16;
             from.codes += code_at(m, first / 64) + code_sixteen(m, first % 64 / 16) +
                           first % 16 / 8 * code_eight(m);
             float dot = 0;

@@ -25,7 +25,7 @@ KERNEL embed(cuda_mat table, const int32_t *ids, const cuda_slot *slots, float *
 /* x[r] += add[r] (where add is given); normed = x / sqrt(mean(x^2) + eps) * weight, as float32 and
  * bf16 (each where given). Row r of the output is row r * stride + first of x. One block a row. */
 KERNEL rms_norm(float *x, const float *add, const float *weight, float *normed, bf16 *normed_bf,
-            int first) {
+                int first) {
     int64_t from = ((int64_t)blockIdx.x + first) * H, to = (int64_t)blockIdx.x * H;
     float sum = 0;
     for (int i = threadIdx.x; i < H; i += blockDim.x) {

@@ -210,9 +210,8 @@ __device__ int draw(const cuda_slot &s, const candidate *c, int n) {
 
 /* results[slot], and the slot's token where it samples. A spoilt row samples token 0. Grid: slots.
  */
-KERNEL __launch_bounds__(SAMPLE_THREADS)
-    pick(const candidate *pool, const cuda_slot *slots, const int32_t *finite,
-         cuda_result *results) {
+KERNEL __launch_bounds__(SAMPLE_THREADS) pick(const candidate *pool, const cuda_slot *slots,
+                                              const int32_t *finite, cuda_result *results) {
     __shared__ candidate best[MOST];
     const cuda_slot &s = slots[blockIdx.x];
     const candidate *from = pool + (int64_t)blockIdx.x * POOL;

@@ -84,9 +84,8 @@ __device__ void thin_down(const bf16 *hidden, const cuda_mat &down, const cuda_g
         DYNAMIC_SHARED(char, shared);                                                              \
         thin<tiles>(a, w, out, ldo, n, shared);                                                    \
     }                                                                                              \
-    KERNEL __launch_bounds__(THIN_THREADS, 2)                                                      \
-        thin_up_##rows(const bf16 *a, cuda_mat gate, cuda_mat up, cuda_groups groups,              \
-                       bf16 *hidden, int inner) {                                                  \
+    KERNEL __launch_bounds__(THIN_THREADS, 2) thin_up_##rows(                                      \
+        const bf16 *a, cuda_mat gate, cuda_mat up, cuda_groups groups, bf16 *hidden, int inner) {  \
         DYNAMIC_SHARED(char, shared);                                                              \
         thin_up<tiles>(a, gate, up, groups, hidden, inner, shared);                                \
     }                                                                                              \

@@ -78,8 +78,8 @@ __device__ __forceinline__ void thin_product(char *shared, const Rows &rows, con
         for (int i = threadIdx.x; i < MT * 16 * pieces; i += blockDim.x) {
             int r = i / pieces, p = i % pieces;
             const bf16 *row = rows.row(r);
-            copy16(shared_address(shared) + r * PITCH + p * 16,
-                   row ? row + first + p * 8 : rows.a, row != nullptr);
+            copy16(shared_address(shared) + r * PITCH + p * 16, row ? row + first + p * 8 : rows.a,
+                   row != nullptr);
         }
         copy_commit();
         copy_wait<0>();
