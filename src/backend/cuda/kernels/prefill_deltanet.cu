@@ -268,6 +268,18 @@ __device__ __forceinline__ void multiply_keys(float (&kk)[8][4], float (&qk)[8][
     }
 }
 
+/* Calls f(row, column, value, value of the next column) for a lane's sums of 16 rows from m on. */
+template <int N, class F>
+__device__ __forceinline__ void each_pair(const float (&acc)[N][4], int m, int lane, const F &f) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            f(m + lane / 4 + half * 8, n * 8 + lane % 4 * 2, acc[n][2 * half],
+              acc[n][2 * half + 1]);
+        }
+}
+
 /* Arrays over [value head][piece]: decays float [64]; w bf16 [64][128]; p bf16 [64][64]; u float
  * [64][128]. Grid: pieces in x, value heads in y. */
 KERNEL __launch_bounds__(PIECES_THREADS, 3)
@@ -320,26 +332,16 @@ KERNEL __launch_bounds__(PIECES_THREADS, 3)
     __syncthreads();
     float acc[16][4];
     multiply_split(acc, at + T_AT, at + T_AT + TILE, at + K_AT, m);
-#pragma unroll
-    for (int n = 0; n < 16; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int i = m + lane / 4 + half * 8, j = n * 8 + lane % 4 * 2;
-            *(uint32_t *)(w + (piece * PIECE + i) * DIM + j) =
-                bf16_pair(acc[n][2 * half], acc[n][2 * half + 1]);
-        }
+    each_pair(acc, m, lane, [&](int i, int j, float x, float y) {
+        *(uint32_t *)(w + (piece * PIECE + i) * DIM + j) = bf16_pair(x, y);
+    });
     __syncthreads();
     store_split(t, beta, tile, tile + TILE);
     __syncthreads();
     multiply_split(acc, at + T_AT, at + T_AT + TILE, at + V_AT, m);
-#pragma unroll
-    for (int n = 0; n < 16; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int i = m + lane / 4 + half * 8, j = n * 8 + lane % 4 * 2;
-            *(float2 *)(u + (piece * PIECE + i) * DIM + j) =
-                make_float2(acc[n][2 * half], acc[n][2 * half + 1]);
-        }
+    each_pair(acc, m, lane, [&](int i, int j, float x, float y) {
+        *(float2 *)(u + (piece * PIECE + i) * DIM + j) = make_float2(x, y);
+    });
 }
 
 /* ---- piece after piece ----------------------------------------------------------------------- */
