@@ -13,7 +13,7 @@ seeds="tests/fuzz/seeds/${name#fuzz_}"
 [ -d "$seeds" ] || seeds=""
 mkdir -p "$corpus"
 # An empty list of seeds is no argument.
-if "$1" -max_total_time="$each" -rss_limit_mb=4096 -timeout=10 -verbosity=0 -print_final_stats=1 \
+if "$1" -max_total_time="$each" -rss_limit_mb=4096 -timeout=60 -verbosity=0 -print_final_stats=1 \
     -artifact_prefix="$corpus/crash-" "$corpus" $seeds >"$1.log" 2>&1; then
     echo "$name: $(sed -n "s/stat::number_of_executed_units: *//p" "$1.log") inputs, ok"
 else
