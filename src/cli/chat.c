@@ -289,7 +289,10 @@ static bool ask_tool_results(struct chat *c, const json_t *calls) {
         char prompt[128];
         snprintf(prompt, sizeof prompt, "result of %s> ",
                  json_string_value(json_object_get(call, "name")));
-        if (read_entry(c, prompt) != LINE_READ) return false;
+        if (read_entry(c, prompt) != LINE_READ) {
+            if (c->watched) puts("\n(no result given)");
+            return false;
+        }
         if (conversation_add(&c->talk, "tool", c->line.data, c->line.len, &err)) {
             fail(&err);
             return false;

@@ -128,6 +128,24 @@ def test_chat_tells_what_failed(lily, standin, tmp_path):
     assert lily(*words, input=f"Hi\n/save {tmp_path}/talk.json\n").returncode == OK
 
 
+def test_chat_without_the_result_of_a_call(lily, trained, terminal, tmp_path):
+    """Declining to give it is told, on a line of its own, and the conversation goes on."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    (tmp_path / "tools.json").write_text(json.dumps([{"type": "function", "function": {
+        "name": "get_weather", "description": "Weather of a city", "parameters": city}}]))
+    t = terminal(lily, "chat", "-m", trained, *SHORT[:3], "--no-history", "--tools",
+                 tmp_path / "tools.json")
+    for key in "\x03\x04":
+        t.expect("> ")
+        t.type("What is the weather in Paris?\r")
+        t.expect("result of get_weather> ")
+        t.type(key)
+        t.expect("\n(no result given)")
+    t.expect("> ")
+    t.type("\x04")
+    assert t.wait() == OK
+
+
 def test_chat_of_a_folder(lily, standin, tmp_path):
     folder = os.open(tmp_path, os.O_RDONLY)
     process = lily.start("chat", "-m", standin, stdin=folder)
