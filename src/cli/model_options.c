@@ -79,8 +79,8 @@ json_t *engine_json(const lily_engine *e) {
     lily_engine_info info;
     lily_engine_get_info(e, &info);
     return json_pack("{s:s, s:o, s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f}", "model", info.model_name,
-                     "path", words_json(info.model_path), "kind", info.model_kind, "backend", info.backend,
-                     "device", info.device, "layers", (int)info.layers, "context",
+                     "path", words_json(info.model_path), "kind", info.model_kind, "backend",
+                     info.backend, "device", info.device, "layers", (int)info.layers, "context",
                      (int)info.context, "weight_bytes", (json_int_t)info.weight_bytes,
                      "memory_bytes", (json_int_t)peak_memory(), "load_seconds", info.load_seconds);
 }

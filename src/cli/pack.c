@@ -14,8 +14,9 @@ static int print_packed(const char *in, const char *out, double seconds, bool js
     struct stat st;
     uint64_t bytes = stat(out, &st) == 0 ? (uint64_t)st.st_size : 0;
     if (json)
-        return print_json(json_pack("{s:o, s:o, s:I, s:f}", "in", words_json(in), "out", words_json(out), "bytes",
-                                    (json_int_t)bytes, "seconds", seconds));
+        return print_json(json_pack("{s:o, s:o, s:I, s:f}", "in", words_json(in), "out",
+                                    words_json(out), "bytes", (json_int_t)bytes, "seconds",
+                                    seconds));
     printf("%s: %s, packed in %.1f s\n", out, format_bytes(size, sizeof size, (double)bytes),
            seconds);
     return EXIT_OK;

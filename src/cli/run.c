@@ -160,10 +160,9 @@ int cmd_run(int argc, char **argv) {
         .operands = "[PROMPT]",
         .summary = "answer one prompt",
         .about = "The prompt is the operand (-: standard input), --file, or standard input. The "
-                 "answer goes to "
-                 "standard output as it is made; on a terminal the reasoning before it is shown "
-                 "dimmed, elsewhere only the answer is written. A tool call is a line with the "
-                 "tool's name and its arguments as JSON. Ctrl-C ends the answer.",
+                 "answer goes to standard output as it is made; on a terminal the reasoning before "
+                 "it is shown dimmed, elsewhere only the answer is written. A tool call is a line "
+                 "with the tool's name and its arguments as JSON. Ctrl-C ends the answer.",
         .example = "lily run --no-think --seed 1 \"What is 6 times 7?\"",
         USAGE_OPTIONS(options),
         .max_operands = 1,

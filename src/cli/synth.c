@@ -48,9 +48,10 @@ int cmd_synth(int argc, char **argv) {
     if (rc) return fail(&err);
     double seconds = clock_seconds() - started;
     if (json)
-        return print_json(json_pack("{s:o, s:s, s:i, s:I, s:b, s:f}", "out", words_json(out), "shape", o.shape,
-                                    "layers", (int)o.layers, "seed", (json_int_t)o.seed, "packed",
-                                    (int)o.packed, "seconds", seconds));
+        return print_json(json_pack("{s:o, s:s, s:i, s:I, s:b, s:f}", "out", words_json(out),
+                                    "shape", o.shape, "layers", (int)o.layers, "seed",
+                                    (json_int_t)o.seed, "packed", (int)o.packed, "seconds",
+                                    seconds));
     printf("%s: random %s, written in %.1f s\n", out, o.shape, seconds);
     return EXIT_OK;
 }

@@ -150,8 +150,8 @@ int cmd_tokenize(int argc, char **argv) {
         .command = "tokenize",
         .operands = "[TEXT]",
         .summary = "text to tokens and back",
-        .about = "The text is the operand (-: standard input), --file, or standard input. One token a line, id and "
-                 "bytes; --json gives {\"ids\": [...], \"n\": N}.",
+        .about = "The text is the operand (-: standard input), --file, or standard input. One "
+                 "token a line, id and bytes; --json gives {\"ids\": [...], \"n\": N}.",
         .example = "lily tokenize \"Hello, world\"",
         USAGE_OPTIONS(options),
         .max_operands = 1,

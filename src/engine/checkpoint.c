@@ -17,9 +17,8 @@ static int on_progress(void *arg, uint64_t done, uint64_t total) {
 int lily_pack(const char *in, const char *out, lily_progress_fn progress, void *arg,
               lily_err *err) {
     struct forward f = {progress, arg, "pack"};
-    const struct ckpt_options options = {.progress = progress ? on_progress : NULL,
-                                         .progress_arg = &f,
-                                         .check = engine_check_texts};
+    const struct ckpt_options options = {
+        .progress = progress ? on_progress : NULL, .progress_arg = &f, .check = engine_check_texts};
     return ckpt_pack(in, out, &options, err);
 }
 
