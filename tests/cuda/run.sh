@@ -17,15 +17,25 @@ cd "$(dirname "$0")/../.." || exit 1
 all=(doctor mini older real kernels memcheck racecheck synccheck long full memory start bench speed
     sweep ncu)
 bin= out=bench/cuda build= seconds=3600 sanitizer=compute-sanitizer models= steps=()
+fault() {
+    echo "run.sh: $1; see --help" >&2
+    exit 2
+}
 while [ $# -gt 0 ]; do
     case $1 in
+    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' tests/cuda/run.sh && echo "Steps: ${all[*]}" && exit ;;
+    -*) [ $# -ge 2 ] || fault "$1: no such option, or its value is missing" ;;&
     --bin) bin=$2 && shift 2 ;;
     --out) out=$2 && shift 2 ;;
     --build) build=$2 && shift 2 ;;
     --seconds) seconds=$2 && shift 2 ;;
     --sanitizer) sanitizer=$2 && shift 2 ;;
     --models) models=$2 && shift 2 ;;
-    *) steps+=("$1") && shift ;;
+    -*) fault "$1: no such option" ;;
+    *)
+        case " ${all[*]} " in *" $1 "*) ;; *) fault "$1: found no such step, expected ${all[*]}" ;; esac
+        steps+=("$1") && shift
+        ;;
     esac
 done
 [ ${#steps[@]} -gt 0 ] || steps=("${all[@]}")
