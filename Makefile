@@ -94,16 +94,18 @@ FUZZ  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.
 .SECONDARY:
 .PHONY: help deps all core demo test tests unit e2e check format fuzz clean metal metal-full metal-emulator cuda-emulator cuda-races release
 help:
-	@echo "make demo   install what is missing, build, answer a prompt with the embedded stand-in"
-	@echo "make test   install what is missing, build, run all tests"
-	@echo "make all    build $(BUILD)/lily"
+	@echo "make demo     install what is missing, build, answer a prompt with the embedded stand-in"
+	@echo "make test     install what is missing, build, run all tests; unit and e2e: one half of them"
+	@echo "make all      build $(BUILD)/lily"
 	@echo "make release  the same with CUDA machine code for every card from 8.0 on, build/release-all"
-	@echo "make core   build $(BUILD)/lily-core: engine, bench and eval, libraries linked in"
-	@echo "make check  format, warnings with gcc and clang, static analysis, layers, sanitizers, fuzzers,"
-	@echo "            the Metal emulator's own tests"
-	@echo "make metal  the Metal backend end to end on the emulated device (Linux; needs clang-19);"
-	@echo "            metal-full: more of the same, each kernel alone, the real shape (an hour)"
-	@echo "make format apply clang-format        make deps  install what is missing      make clean"
+	@echo "make core     build $(BUILD)/lily-core: engine, bench and eval, libraries linked in"
+	@echo "make check    format, warnings with gcc and clang, static analysis, layers, sanitizers, fuzzers,"
+	@echo "              the Metal emulator's own tests; fuzz: the fuzzers alone"
+	@echo "make metal    the Metal backend end to end on the emulated device (Linux; needs clang-19);"
+	@echo "              metal-full: more of the same, each kernel alone, the real shape (an hour)"
+	@echo "make cuda-emulator  the CUDA backend on an emulated card (x86-64 Linux; some minutes);"
+	@echo "              cuda-races: every access of its kernels watched (over ten minutes)"
+	@echo "make format   apply clang-format        make deps  install what is missing      make clean"
 
 deps:
 	@tools/deps.sh build test
