@@ -169,10 +169,18 @@ static void expect(struct terminal *t, const char *text, int seconds) {
     }
 }
 
+static void leave(struct terminal *t) {
+    int status;
+    type(t, "/quit\r");
+    assert_int_equal(waitpid(t->child, &status, 0), t->child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    close(t->fd);
+    buf_free(&t->seen);
+}
+
 static void waiting_for_the_user(void **state) {
     (void)state;
     struct terminal t;
-    int status;
     open_terminal(&t);
     expect(&t, "> ", 60);
     type(&t, "//x");
@@ -189,18 +197,13 @@ static void waiting_for_the_user(void **state) {
     expect(&t, "lily: ended\r\n", 60);
     expect(&t, "(Ctrl-D leaves)", 60);
     expect(&t, "lily: idle 4\r\n", 60);
-    type(&t, "/quit\r");
-    assert_int_equal(waitpid(t.child, &status, 0), t.child);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    close(t.fd);
-    buf_free(&t.seen);
+    leave(&t);
 }
 
 /* No key follows: a read that waits for one would not end. */
 static void interrupted_between_look_and_read(void **state) {
     (void)state;
     struct terminal t;
-    int status;
     fatal_key = 3;
     open_terminal(&t);
     fatal_key = 0;
@@ -210,11 +213,7 @@ static void interrupted_between_look_and_read(void **state) {
     type(&t, "c");
     expect(&t, "(Ctrl-D leaves)", 60);
     expect(&t, "> ", 60);
-    type(&t, "/quit\r");
-    assert_int_equal(waitpid(t.child, &status, 0), t.child);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    close(t.fd);
-    buf_free(&t.seen);
+    leave(&t);
 }
 
 int main(void) {

@@ -49,9 +49,8 @@ static int send(struct backend_session *s, const int32_t *ids, int32_t n, lily_e
     return cuda_check(d, r, "prompt", err);
 }
 
-/* Queues logits of rows [first, first + n) of the chunk, to out once the stream has been waited
- * for.
- */
+/* Queues logits of rows [first, first + n) of the chunk; out has them when the stream was waited
+ * for. */
 static int head(struct backend_model *m, const struct cuda_run *run, int32_t first, int32_t n,
                 float *out, lily_err *err) {
     int32_t vocab = model_shape(m)->vocab, flag = m->options.max_sessions;
